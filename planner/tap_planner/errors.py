@@ -1,0 +1,109 @@
+"""Every error that a user can meet.
+
+    TapError                     2   root: a message, a hint, an exit code
+    ├── UsageError               2   options that do not fit together
+    ├── ModelError               2   the ONNX file cannot be read or understood
+    │   ├── UnboundDimError      2   a symbolic dim has no value
+    │   └── UnsupportedGraphError 2  the graph needs something that cannot be planned
+    ├── ClusterError             2   cluster.yaml or the NxM:device shorthand is wrong
+    ├── PlanFormatError          2   a plan file cannot be read
+    ├── InfeasibleError          3   proven: no plan fits (holds the least memory needed)
+    ├── LimitReachedError        4   a limit was reached before any plan was found
+    └── ApplyError               5   a plan was refused, or its execution failed
+        └── VerificationError    1   execution differs from the plan or the reference
+
+Exit codes are those of the command line: 0 done, 1 negative answer, 2 wrong input, 3 infeasible, 4 limit,
+5 apply refused, 70 our bug, 130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ApplyError",
+    "ClusterError",
+    "InfeasibleError",
+    "LimitReachedError",
+    "ModelError",
+    "PlanFormatError",
+    "TapError",
+    "UnboundDimError",
+    "UnsupportedGraphError",
+    "UsageError",
+    "VerificationError",
+]
+
+
+class TapError(Exception):
+    """Root of all errors that are the user's to mend.
+
+    Args:
+        message: what went wrong, where, what was got and what was expected, in one line.
+        hint: one next thing to do, or an empty string.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(TapError):
+    """Command-line options that do not fit together or with the model."""
+
+
+class ModelError(TapError):
+    """The ONNX file cannot be read or understood."""
+
+
+class UnboundDimError(ModelError):
+    """A symbolic dim of the model has no value."""
+
+
+class UnsupportedGraphError(ModelError):
+    """The graph needs something that cannot be planned; the message names the operator."""
+
+
+class ClusterError(TapError):
+    """A cluster description is wrong; the message names file, line, key and value."""
+
+
+class PlanFormatError(TapError):
+    """A plan file cannot be read."""
+
+
+class InfeasibleError(TapError):
+    """Proven: no plan of the enumerated space fits the memory limit.
+
+    Args:
+        message: the answer in one line.
+        hint: what to change.
+        least_memory_bytes: the least memory per device that any plan of the space needs.
+        limit_bytes: the memory limit per device.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, hint: str = "", least_memory_bytes: int, limit_bytes: int) -> None:
+        super().__init__(message, hint=hint)
+        self.least_memory_bytes = least_memory_bytes
+        self.limit_bytes = limit_bytes
+
+
+class LimitReachedError(TapError):
+    """A limit on effort was reached before any plan was found."""
+
+    exit_code = 4
+
+
+class ApplyError(TapError):
+    """A plan was refused by the applier, or its execution failed."""
+
+    exit_code = 5
+
+
+class VerificationError(ApplyError):
+    """Execution differs from the plan or from single-process execution."""
+
+    exit_code = 1

@@ -1,0 +1,114 @@
+"""The bound, canonical, immutable graph that everything else reads."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tap_planner.operators import AttributeValue, OperatorSignature, TensorType
+
+
+class TensorKind(enum.Enum):
+    """Where a tensor's value comes from."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    """A read of a parameter (trainable or not), see ``ParameterRead``."""
+    CONSTANT = "constant"
+    """Depends on no input and no parameter; every rank can make any part of it."""
+    ACTIVATION = "activation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterRead:
+    """How a tensor reads a stored parameter: a permutation of its dims, perhaps with dims of size 1 added."""
+
+    parameter: str
+    dims: tuple[int | None, ...]
+    """For each dim of the tensor the dim of the stored parameter, or None for an added dim of size 1. Stored dims
+    that are missing have size 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A value of the graph."""
+
+    name: str
+    """ONNX name."""
+    type: TensorType
+    kind: TensorKind
+    requires_gradient: bool
+    """Float, depends on a trainable parameter, and the loss depends on it (False everywhere in inference)."""
+    read: ParameterRead | None = None
+    """For ``TensorKind.PARAMETER``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A stored parameter of the model: one ONNX initializer (or weight-like Constant)."""
+
+    name: str
+    type: TensorType
+    """Stored type; the precision option says what it is cast to."""
+    trainable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator; it is identified by ``id``."""
+
+    id: str
+    """Name of the first output."""
+    name: str
+    """Node name for display; may be empty or doubled."""
+    signature: OperatorSignature
+    inputs: tuple[str | None, ...]
+    """Tensor names; None for an absent optional operand."""
+    outputs: tuple[str, ...]
+    """Tensor names; an unused optional output has a made-up unique name."""
+
+    @property
+    def type(self) -> str:
+        """Operator type."""
+        return self.signature.type
+
+    @property
+    def attributes(self) -> tuple[tuple[str, AttributeValue], ...]:
+        """Attributes, with the structural integer operands among them."""
+        return self.signature.attributes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A bound model: static shapes, operators in topological order, no weights."""
+
+    name: str
+    """Base name of the model file."""
+    operators: tuple[Operator, ...]
+    tensors: Mapping[str, Tensor]
+    parameters: tuple[Parameter, ...]
+    """In order of first use."""
+    inputs: tuple[str, ...]
+    """Graph inputs that are fed at run time (``labels`` last where cross-entropy adds it)."""
+    outputs: tuple[str, ...]
+    """Graph outputs (tensor names after canonicalisation), without the loss."""
+    output_names: tuple[str, ...]
+    """The ONNX names of ``outputs``."""
+    loss: str | None
+    """Name of the loss tensor (output of the last operator, type ``Loss``) when training, else None."""
+    batch: int
+    """Size of the global batch."""
+    dims: Mapping[str, int]
+    """How symbolic dims were bound."""
+    batch_dims: Mapping[str, int | None]
+    """For each graph input the dim that carries the batch, or None."""
+    file_sha256: str
+    digest: str
+    """SHA-256 of the bound graph without weights and without file name."""
+    warnings: tuple[str, ...]
+    """What the user should know (unknown operators, default loss, ...)."""
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor called ``name``."""
+        return self.tensors[name]
