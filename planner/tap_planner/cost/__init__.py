@@ -1,0 +1,38 @@
+"""Costs in whole nanoseconds and bytes: compute (roofline), communication (alpha-beta on the topology), memory."""
+
+from tap_planner.cost.collectives import COLLECTIVE_KINDS, AlgorithmCost, CollectiveCost, CollectiveModel
+from tap_planner.cost.compute import PRECISION_BYTES, ComputeModel, Work, element_bits, operator_work
+from tap_planner.cost.groups import GroupShape, LevelShare, group_shape
+from tap_planner.cost.memory import (
+    OPTIMIZERS,
+    ParameterBytes,
+    ParameterMemory,
+    optimizer_ns,
+    parameter_bytes,
+    parameter_memory,
+)
+from tap_planner.cost.operators import operator_times_ns
+from tap_planner.cost.rounding import to_ns
+
+__all__ = [
+    "COLLECTIVE_KINDS",
+    "OPTIMIZERS",
+    "PRECISION_BYTES",
+    "AlgorithmCost",
+    "CollectiveCost",
+    "CollectiveModel",
+    "ComputeModel",
+    "GroupShape",
+    "LevelShare",
+    "ParameterBytes",
+    "ParameterMemory",
+    "Work",
+    "element_bits",
+    "group_shape",
+    "operator_times_ns",
+    "operator_work",
+    "optimizer_ns",
+    "parameter_bytes",
+    "parameter_memory",
+    "to_ns",
+]

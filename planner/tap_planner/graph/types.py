@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tap_planner.graph.constants import ConstantStore
 from tap_planner.operators import AttributeValue, OperatorSignature, TensorType
 
 
@@ -103,6 +104,8 @@ class Graph:
     """How symbolic dims were bound."""
     batch_dims: Mapping[str, int | None]
     """For each graph input the dim that carries the batch, or None."""
+    constants: ConstantStore
+    """Values of the tensors of kind CONSTANT, computed when asked for."""
     file_sha256: str
     digest: str
     """SHA-256 of the bound graph without weights and without file name."""

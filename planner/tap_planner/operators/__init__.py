@@ -1,5 +1,7 @@
 """One record per ONNX operator: factor rule, shapes, work, what backward keeps, linearity."""
 
+from tap_planner.operators.registry import known_types, lookup, rule_of
+from tap_planner.operators.saved import kept_for_backward
 from tap_planner.operators.types import (
     AttributeValue,
     ComputeKind,
@@ -7,6 +9,7 @@ from tap_planner.operators.types import (
     Factor,
     FactorKind,
     FactorRule,
+    InternalCollective,
     OperatorRecord,
     OperatorSignature,
     TensorType,
@@ -19,7 +22,12 @@ __all__ = [
     "Factor",
     "FactorKind",
     "FactorRule",
+    "InternalCollective",
     "OperatorRecord",
     "OperatorSignature",
     "TensorType",
+    "kept_for_backward",
+    "known_types",
+    "lookup",
+    "rule_of",
 ]

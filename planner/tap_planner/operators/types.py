@@ -77,6 +77,18 @@ class Factor:
     kind: FactorKind
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternalCollective:
+    """A collective inside an operator, run over the axes that split ``factor`` (vocabulary-sharded cross-entropy)."""
+
+    factor: int
+    kind: str
+    """``all_reduce``."""
+    elements: tuple[int, ...]
+    """Factors whose local sizes multiply to the number of elements."""
+    multiplier: int = 1
+
+
 DimFactors = tuple[int, ...]
 """Factors (indices into ``FactorRule.factors``) that make up one dim, outermost first; () for a broadcast dim of 1."""
 
@@ -95,6 +107,8 @@ class FactorRule:
     partial: tuple[tuple[str, ...], ...] = ()
     """Ways in which P(sum) passes through the operator unreduced (it is linear in the operands marked ``P``): per
     way one letter per operand, ``P`` or ``R``. Empty for operators that are not linear."""
+    collectives: tuple[InternalCollective, ...] = ()
+    """Collectives inside the operator, in order."""
 
 
 class ComputeKind(enum.Enum):

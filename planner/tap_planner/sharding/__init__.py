@@ -1,0 +1,68 @@
+"""Placements of tensors on a mesh, strategies of operators, redistributions between placements."""
+
+from tap_planner.sharding.batch import BatchMap, map_batch
+from tap_planner.sharding.hints import block_hints
+from tap_planner.sharding.placement import (
+    PARTIAL,
+    REPLICATE,
+    Placement,
+    PlacementKind,
+    Placements,
+    Segment,
+    chunk_range,
+    dim_segments,
+    dual,
+    dual_placements,
+    fits,
+    local_indices,
+    local_shape,
+    parse_placement,
+    segment_length,
+    shard,
+)
+from tap_planner.sharding.redistribution import (
+    LOCAL_KINDS,
+    SegmentedShape,
+    Step,
+    apply_step,
+    make_step,
+    segmented,
+    step_elements,
+    step_kind,
+)
+from tap_planner.sharding.strategy import Choice, Strategy, axis_choices, enumerate_strategies, make_strategy
+
+__all__ = [
+    "LOCAL_KINDS",
+    "PARTIAL",
+    "REPLICATE",
+    "BatchMap",
+    "Choice",
+    "Placement",
+    "PlacementKind",
+    "Placements",
+    "Segment",
+    "SegmentedShape",
+    "Step",
+    "Strategy",
+    "apply_step",
+    "axis_choices",
+    "block_hints",
+    "chunk_range",
+    "dim_segments",
+    "dual",
+    "dual_placements",
+    "enumerate_strategies",
+    "fits",
+    "local_indices",
+    "local_shape",
+    "make_step",
+    "make_strategy",
+    "map_batch",
+    "parse_placement",
+    "segment_length",
+    "segmented",
+    "shard",
+    "step_elements",
+    "step_kind",
+]

@@ -1,0 +1,1 @@
+"""Strategy planner for distributed neural-network training and inference."""

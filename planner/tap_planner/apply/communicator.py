@@ -1,0 +1,169 @@
+"""Collectives over axes of the mesh, on lists of tensors: one per rank that this process holds.
+
+``LockstepCommunicator`` holds every rank of the mesh, ``ProcessGroupCommunicator`` one of them. Everything above works
+on lists and does not know which of the two runs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tap_planner.program import Phase
+
+Coordinates = tuple[int, ...]
+"""Where a rank stands on the mesh, one number per axis."""
+
+Axes = tuple[int, ...]
+"""Mesh axes, ascending; a collective runs in the groups of ranks that differ only on them, row-major."""
+
+Parts = list[Tensor]
+"""One tensor per rank that this process holds."""
+
+
+class Communicator(Protocol):
+    """The collectives that a plan may ask for."""
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes."""
+        ...
+
+    @property
+    def ranks(self) -> tuple[Coordinates, ...]:
+        """Coordinates of the ranks held by this process."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of these ranks live."""
+        ...
+
+    def all_reduce(self, parts: Sequence[Tensor], axes: Axes, op: str = "sum") -> Parts:
+        """Elementwise ``sum`` or ``max`` over each group."""
+        ...
+
+    def all_gather(self, parts: Sequence[Tensor], axes: Axes) -> Parts:
+        """The group's equal-sized parts, stacked along a new dim 0 in group order."""
+        ...
+
+    def reduce_scatter(self, parts: Sequence[Tensor], axes: Axes) -> Parts:
+        """The sum over the group of slot i of dim 0, on the i-th rank of the group."""
+        ...
+
+    def all_to_all(self, parts: Sequence[Tensor], axes: Axes) -> Parts:
+        """Slot i of dim 0 goes to the i-th rank of the group; slot j of the result came from the j-th."""
+        ...
+
+    def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
+        """The parts of all ranks of the mesh in rank order, on the process that holds rank 0; None elsewhere.
+
+        For comparing and reporting only; it belongs to no plan and is never counted.
+        """
+        ...
+
+
+def all_coordinates(mesh_shape: Sequence[int]) -> tuple[Coordinates, ...]:
+    """Coordinates of all ranks, row-major."""
+    return tuple(itertools.product(*(range(size) for size in mesh_shape)))
+
+
+def group_size(mesh_shape: Sequence[int], axes: Axes) -> int:
+    """Number of ranks in a group over ``axes``."""
+    size = 1
+    for axis in axes:
+        size *= mesh_shape[axis]
+    return size
+
+
+def group_index(mesh_shape: Sequence[int], axes: Axes, coordinates: Coordinates) -> int:
+    """Position of a rank in its group over ``axes``."""
+    index = 0
+    for axis in axes:
+        index = index * mesh_shape[axis] + coordinates[axis]
+    return index
+
+
+def groups(mesh_shape: Sequence[int], axes: Axes) -> list[list[int]]:
+    """Rank numbers of every group over ``axes``, each in group order."""
+    found: dict[Coordinates, list[int]] = {}
+    for rank, coordinates in enumerate(all_coordinates(mesh_shape)):
+        key = tuple(-1 if axis in axes else c for axis, c in enumerate(coordinates))
+        found.setdefault(key, []).append(rank)
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A collective as a rank issued it."""
+
+    phase: Phase
+    kind: str
+    axes: Axes
+    elements: int
+    """Logical payload, definitions.md "Comparing execution with the plan"."""
+    dtype: str
+
+
+class RecordingCommunicator:
+    """Passes collectives on and keeps, per rank, the sequence of those issued.
+
+    Args:
+        inner: who runs the collectives.
+    """
+
+    def __init__(self, inner: Communicator) -> None:
+        self.inner = inner
+        self.phase = Phase.FORWARD
+        """Phase that the next collectives belong to; the executor sets it."""
+        self.issued: list[list[Issued]] = [[] for _ in inner.ranks]
+        """Per rank of this process."""
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes."""
+        return self.inner.mesh_shape
+
+    @property
+    def ranks(self) -> tuple[Coordinates, ...]:
+        """Coordinates of the ranks held by this process."""
+        return self.inner.ranks
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of these ranks live."""
+        return self.inner.device
+
+    def all_reduce(self, parts: Sequence[Tensor], axes: Axes, op: str = "sum") -> Parts:
+        """See ``Communicator.all_reduce``."""
+        self._record("all_reduce", axes, parts, 1)
+        return self.inner.all_reduce(parts, axes, op)
+
+    def all_gather(self, parts: Sequence[Tensor], axes: Axes) -> Parts:
+        """See ``Communicator.all_gather``."""
+        self._record("all_gather", axes, parts, group_size(self.mesh_shape, axes))
+        return self.inner.all_gather(parts, axes)
+
+    def reduce_scatter(self, parts: Sequence[Tensor], axes: Axes) -> Parts:
+        """See ``Communicator.reduce_scatter``."""
+        self._record("reduce_scatter", axes, parts, 1)
+        return self.inner.reduce_scatter(parts, axes)
+
+    def all_to_all(self, parts: Sequence[Tensor], axes: Axes) -> Parts:
+        """See ``Communicator.all_to_all``."""
+        self._record("all_to_all", axes, parts, 1)
+        return self.inner.all_to_all(parts, axes)
+
+    def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
+        """See ``Communicator.collect``."""
+        return self.inner.collect(parts)
+
+    def _record(self, kind: str, axes: Axes, parts: Sequence[Tensor], factor: int) -> None:
+        for sequence, part in zip(self.issued, parts, strict=True):
+            dtype = str(part.dtype).removeprefix("torch.")
+            sequence.append(Issued(self.phase, kind, axes, part.numel() * factor, dtype))

@@ -1,0 +1,18 @@
+"""One torch function per ONNX operator, on local parts."""
+
+from tap_planner.apply.operators import (  # noqa: F401  (the modules register their functions)
+    attention,
+    contraction,
+    convolution,
+    elementwise,
+    indexing,
+    layout,
+    normalization,
+    reduction,
+    sources,
+)
+from tap_planner.apply.operators.context import FUNCTIONS, OperatorContext, Operands, torch_dtype
+from tap_planner.apply.operators.loss import LossRecord, run_loss
+from tap_planner.apply.operators.running import run_operator
+
+__all__ = ["FUNCTIONS", "LossRecord", "Operands", "OperatorContext", "run_loss", "run_operator", "torch_dtype"]

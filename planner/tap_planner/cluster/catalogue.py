@@ -1,0 +1,123 @@
+"""The packaged device catalogue: dense peaks, memory and default links, each row with its source.
+
+Latencies are orders of magnitude, not data-sheet figures: NCCL's own tuning model takes 0.6-3.4 us per hop of a
+ring over NVLink and 2.7-14 us over the network, depending on protocol (NCCL, src/graph/tuning.cc, hwLat); 3 us and
+8 us lie between.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib import resources
+
+from tap_planner.cluster.document import near_miss
+from tap_planner.cluster.types import Device
+from tap_planner.errors import ClusterError
+
+_PEAK_COLUMNS = {
+    "float64": "float64_tflops",
+    "float32": "float32_tflops",
+    "tensorfloat32": "tensorfloat32_tflops",
+    "float16": "float16_tflops",
+    "bfloat16": "bfloat16_tflops",
+    "float8": "float8_tflops",
+    "float4": "float4_tflops",
+    "int8": "int8_tops",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """A device with the links that it usually comes with."""
+
+    device: Device
+    vendor: str
+    memory_kind: str
+    """``HBM3``, ``GDDR6``, ``DDR``, ..."""
+    intra_kind: str
+    """``switch``, ``ring``, ``mesh`` or ``pcie``."""
+    intra_bandwidth_bytes_per_s: int
+    """Per device and direction, inside the node."""
+    intra_latency_ns: int
+    nic_bandwidth_bytes_per_s: int | None
+    """Per NIC and direction; None where no usual NIC exists."""
+    nic_latency_ns: int
+    notes: str
+
+    @property
+    def library(self) -> str:
+        """The usual communication library."""
+        return {"amd": "rccl", "cpu": "gloo"}.get(self.vendor, "nccl")
+
+    def nics_per_node(self, devices_per_node: int) -> int:
+        """One NIC per accelerator, one per node for CPUs."""
+        return 1 if self.vendor == "cpu" else devices_per_node
+
+
+@functools.cache
+def _entries() -> dict[str, CatalogueEntry]:
+    text = resources.files("tap_planner.cluster").joinpath("devices.csv").read_text(encoding="utf-8")
+    return {row["name"]: _entry(row) for row in csv.DictReader(text.splitlines())}
+
+
+def _scaled(text: str, scale: int) -> int:
+    return round(Fraction(text) * scale)
+
+
+def _entry(row: dict[str, str]) -> CatalogueEntry:
+    device = Device(
+        name=row["name"],
+        memory_bytes=_scaled(row["memory_gib"], 1 << 30),
+        memory_bandwidth_bytes_per_s=_scaled(row["memory_bandwidth_gb_per_s"], 10**9),
+        peak_flops={dtype: _scaled(row[column], 10**12) for dtype, column in _PEAK_COLUMNS.items() if row[column]},
+        launch_ns=_scaled(row["launch_us"], 1000),
+        source=row["source"],
+    )
+    return CatalogueEntry(
+        device=device,
+        vendor=row["vendor"],
+        memory_kind=row["memory_kind"],
+        intra_kind=row["intra_kind"],
+        intra_bandwidth_bytes_per_s=_scaled(row["intra_gb_per_s"], 10**9),
+        intra_latency_ns=_scaled(row["intra_latency_us"], 1000),
+        nic_bandwidth_bytes_per_s=_scaled(row["nic_gb_per_s"], 10**9) if row["nic_gb_per_s"] else None,
+        nic_latency_ns=_scaled(row["nic_latency_us"], 1000),
+        notes=row["notes"],
+    )
+
+
+def device_names() -> tuple[str, ...]:
+    """Names of all catalogue entries."""
+    return tuple(_entries())
+
+
+def find_entry(name: str) -> CatalogueEntry | None:
+    """The entry called ``name``, or None."""
+    return _entries().get(name)
+
+
+def catalogue_entry(name: str) -> CatalogueEntry:
+    """The entry called ``name``.
+
+    Raises:
+        ClusterError: if there is none; near misses are suggested.
+    """
+    entry = find_entry(name)
+    if entry is None:
+        raise ClusterError(
+            f"the device {name!r} is not in the catalogue{near_miss(name, _entries())}",
+            hint="Known devices: " + ", ".join(_entries()) + ". Or describe the device in a cluster.yaml.",
+        )
+    return entry
+
+
+def catalogue_device(name: str) -> Device:
+    """The device called ``name``.
+
+    Raises:
+        ClusterError: if there is none; near misses are suggested.
+    """
+    return catalogue_entry(name).device

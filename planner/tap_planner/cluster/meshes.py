@@ -1,0 +1,179 @@
+"""Meshes: the devices of a cluster as an N-D grid, in row-major order over (outermost level, ..., device)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tap_planner.cluster.types import Cluster
+from tap_planner.errors import ClusterError, UsageError
+
+_DEFAULT_NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("dp", "fsdp", "tp")}
+_AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """One axis of a mesh."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """An N-D grid of devices; rank order is row-major, outermost axis first."""
+
+    axes: tuple[MeshAxis, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Axis sizes, outermost first."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names, outermost first."""
+        return tuple(axis.name for axis in self.axes)
+
+    @property
+    def num_devices(self) -> int:
+        """Product of the axis sizes."""
+        count = 1
+        for axis in self.axes:
+            count *= axis.size
+        return count
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Coordinates of ``rank``, outermost axis first."""
+        if not 0 <= rank < self.num_devices:
+            raise ValueError(f"rank {rank} is not in a mesh of {self.num_devices} devices")
+        reversed_coordinates: list[int] = []
+        for axis in reversed(self.axes):
+            rank, coordinate = divmod(rank, axis.size)
+            reversed_coordinates.append(coordinate)
+        return tuple(reversed(reversed_coordinates))
+
+    def rank(self, coordinates: Sequence[int]) -> int:
+        """Rank at ``coordinates``, outermost axis first."""
+        rank = 0
+        for axis, coordinate in zip(self.axes, coordinates, strict=True):
+            if not 0 <= coordinate < axis.size:
+                raise ValueError(f"coordinate {coordinate} is not on the axis {axis.name} of size {axis.size}")
+            rank = rank * axis.size + coordinate
+        return rank
+
+    def axis_index(self, name: str) -> int:
+        """Index of the axis called ``name``.
+
+        Raises:
+            UsageError: if there is none.
+        """
+        for index, axis in enumerate(self.axes):
+            if axis.name == name:
+                return index
+        raise UsageError(f"the mesh has no axis {name!r}, its axes are {', '.join(self.names)}")
+
+    def groups(self, axes: Sequence[int]) -> np.ndarray:
+        """Ranks of the groups that differ in the coordinates of ``axes`` only.
+
+        Args:
+            axes: axis indices in any order.
+
+        Returns:
+            int64 array [num_groups, group_size], ascending within a group.
+        """
+        chosen = sorted(set(axes))
+        others = [index for index in range(len(self.axes)) if index not in chosen]
+        ranks = np.arange(self.num_devices, dtype=np.int64).reshape(self.shape)
+        group_size = 1
+        for index in chosen:
+            group_size *= self.axes[index].size
+        return ranks.transpose([*others, *chosen]).reshape(-1, group_size)
+
+    def __str__(self) -> str:
+        """``dp=128,tp=8``."""
+        return ",".join(f"{axis.name}={axis.size}" for axis in self.axes)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(2, number + 1) if divisor * divisor <= number and number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+def _factorisations(number: int, num_axes: int) -> list[tuple[int, ...]]:
+    """Ordered products of ``num_axes`` factors >= 2, ascending."""
+    partial: list[tuple[tuple[int, ...], int]] = [((), number)]
+    for _ in range(num_axes - 1):
+        partial = [
+            ((*sizes, divisor), rest // divisor)
+            for sizes, rest in partial
+            for divisor in _divisors(rest)
+            if divisor < rest
+        ]
+    return [(*sizes, rest) for sizes, rest in partial if rest >= 2]
+
+
+def enumerate_meshes(cluster: Cluster, max_axes: int = 2) -> tuple[Mesh, ...]:
+    """All ordered factorisations of the device count into 1 to ``max_axes`` axes of size >= 2.
+
+    A single device has one mesh with one axis of size 1. Axes are called ``dp``; ``dp, tp``; ``dp, fsdp, tp``;
+    beyond that ``a0, a1, ...``.
+    """
+    number = cluster.num_devices
+    if number == 1:
+        return (_mesh((1,)),)
+    return tuple(_mesh(sizes) for count in range(1, max_axes + 1) for sizes in _factorisations(number, count))
+
+
+def _mesh(sizes: tuple[int, ...]) -> Mesh:
+    names = _DEFAULT_NAMES.get(len(sizes)) or tuple(f"a{index}" for index in range(len(sizes)))
+    return Mesh(axes=tuple(MeshAxis(name=name, size=size) for name, size in zip(names, sizes, strict=True)))
+
+
+def parse_mesh(text: str, cluster: Cluster) -> Mesh:
+    """Read ``dp=128,tp=8``, outermost axis first.
+
+    Raises:
+        UsageError: for a wrong syntax, doubled names, or a product that is not the number of devices.
+    """
+    axes: list[MeshAxis] = []
+    for part in text.split(","):
+        match = _AXIS.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(f"--mesh {text!r}: {part.strip()!r} found, expected NAME=SIZE", hint="As dp=128,tp=8.")
+        axes.append(MeshAxis(name=match[1], size=int(match[2])))
+    mesh = Mesh(axes=tuple(axes))
+    doubled = sorted({name for name in mesh.names if mesh.names.count(name) > 1})
+    if doubled:
+        raise UsageError(f"--mesh {text!r}: the axis name {doubled[0]!r} occurs twice, expected unique names")
+    if "pp" in mesh.names:
+        raise UsageError(f"--mesh {text!r}: pipeline stages (pp) are not supported yet")
+    if mesh.num_devices != cluster.num_devices:
+        raise UsageError(
+            f"--mesh {text!r} has {mesh.num_devices} devices, but the cluster {cluster.name} has {cluster.num_devices}",
+            hint=f"The sizes must multiply to {cluster.num_devices}.",
+        )
+    return mesh
+
+
+def axis_levels(mesh: Mesh, cluster: Cluster, axis: int) -> tuple[str, ...]:
+    """Names of the levels that the axis spans, inner to outer: those whose child differs along the axis.
+
+    Raises:
+        ClusterError: if mesh and cluster have unlike numbers of devices.
+    """
+    if mesh.num_devices != cluster.num_devices:
+        raise ClusterError(f"the mesh {mesh} has {mesh.num_devices} devices, the cluster {cluster.num_devices}")
+    groups = mesh.groups((axis,))
+    spanned: list[str] = []
+    stride = 1
+    for level in cluster.levels:
+        digits = groups // stride % level.size
+        if bool((digits != digits[:, :1]).any()):
+            spanned.append(level.name)
+        stride *= level.size
+    return tuple(spanned)

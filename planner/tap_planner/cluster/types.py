@@ -1,0 +1,219 @@
+"""Devices, levels and clusters as values, and their canonical JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tap_planner.errors import ClusterError
+
+LEVEL_KINDS = ("switch", "ring", "mesh", "pcie")
+LIBRARIES = ("nccl", "rccl", "gloo")
+PEAK_DTYPES = ("float64", "float32", "tensorfloat32", "float16", "bfloat16", "float8", "float4", "int8")
+
+DEFAULT_LAUNCH_NS = 5_000
+"""Floor of a GPU operator's time in eager mode; an assumption until it is measured."""
+DEFAULT_MATRIX_EFFICIENCY_PERMILLE = 650
+"""Share of the dense peak that large matrix products reach. Megatron-LM reports 44-52 % of peak for whole steps
+with communication and bubbles (Narayanan et al., SC'21, table 1) and up to 56 % model FLOPs utilisation
+(Korthikanti et al., 2022, table 5); the products alone, which is what is priced here, lie above that."""
+DEFAULT_MEMORY_EFFICIENCY_PERMILLE = 800
+"""Share of the memory bandwidth that streaming kernels reach; an assumption until it is measured."""
+MAX_DEVICES = 1 << 20
+"""Largest cluster that is read; more is taken for a slip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator (or CPU core) as the cost model sees it."""
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: int
+    peak_flops: Mapping[str, int] = field(hash=False)
+    """Dense peak in FLOP/s by element type (``float32``, ``tensorfloat32``, ``bfloat16``, ...)."""
+    launch_ns: int = DEFAULT_LAUNCH_NS
+    """Floor of every operator's time."""
+    matrix_efficiency_permille: int = DEFAULT_MATRIX_EFFICIENCY_PERMILLE
+    """Share of the peak that matrix products reach."""
+    memory_efficiency_permille: int = DEFAULT_MEMORY_EFFICIENCY_PERMILLE
+    """Share of the memory bandwidth that other operators reach."""
+    source: str = ""
+    """Where the figures come from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the topology: ``size`` children (devices, or domains of the level below) joined by links.
+
+    A child has ``nics`` links of ``bandwidth_bytes_per_s`` each, per direction; they are shared by everything that
+    leaves the child.
+    """
+
+    name: str
+    size: int
+    kind: str
+    """``switch``, ``ring``, ``mesh`` (each pair has its own link, 1/(size - 1) of the bandwidth) or ``pcie``."""
+    bandwidth_bytes_per_s: int
+    latency_ns: int
+    nics: int = 1
+    """Links per child; always 1 at level 0, whose children are devices."""
+    oversubscription_permille: int = 1000
+    """1000 is a full-bisection network; 2000 halves what each child can use when all speak."""
+
+    @property
+    def child_bandwidth_bytes_per_s(self) -> int:
+        """What may leave one child per second, when all children speak at once."""
+        return self.bandwidth_bytes_per_s * self.nics * 1000 // self.oversubscription_permille
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Equal devices on a tree of levels, inner to outer; level 0 is the node."""
+
+    name: str
+    library: str
+    """Communication library: ``nccl``, ``rccl`` or ``gloo``."""
+    device: Device
+    levels: tuple[Level, ...]
+    reserved_memory_bytes: int = 0
+    """Memory of each device that the plan may not use."""
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of the whole cluster."""
+        count = 1
+        for level in self.levels:
+            count *= level.size
+        return count
+
+    @property
+    def usable_memory_bytes(self) -> int:
+        """Memory of one device that a plan may use."""
+        return self.device.memory_bytes - self.reserved_memory_bytes
+
+    def to_json(self) -> dict[str, object]:
+        """The complete record, as a plan holds it under ``inputs.cluster``."""
+        document: dict[str, object] = {
+            "name": self.name,
+            "library": self.library,
+            "device": _device_to_json(self.device),
+            "levels": [_level_to_json(level, index) for index, level in enumerate(self.levels)],
+        }
+        if self.reserved_memory_bytes:
+            document["reserved_memory_bytes"] = self.reserved_memory_bytes
+        return document
+
+    @staticmethod
+    def from_json(document: Mapping[str, object]) -> Cluster:
+        """Read what ``to_json`` wrote; keys that are not known are ignored, as minor versions may add some.
+
+        Raises:
+            ClusterError: if a key is missing or a value is out of range; the message names the key.
+        """
+        record = _Record(document, "inputs.cluster")
+        levels = record.records("levels")
+        cluster = Cluster(
+            name=record.text("name"),
+            library=record.text("library", LIBRARIES),
+            device=_device_from_json(record.record("device")),
+            levels=tuple(_level_from_json(level) for level in levels),
+            reserved_memory_bytes=record.integer("reserved_memory_bytes", default=0, least=0),
+        )
+        if not levels or cluster.num_devices > MAX_DEVICES:
+            raise ClusterError(f"inputs.cluster.levels: {cluster.num_devices} devices, expected 1 to {MAX_DEVICES}")
+        if cluster.usable_memory_bytes <= 0:
+            raise ClusterError("inputs.cluster.reserved_memory_bytes: nothing of the device's memory is left")
+        return cluster
+
+
+def _device_to_json(device: Device) -> dict[str, object]:
+    return {
+        "name": device.name,
+        "memory_bytes": device.memory_bytes,
+        "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
+        "peak_flops": {dtype: device.peak_flops[dtype] for dtype in PEAK_DTYPES if dtype in device.peak_flops},
+        "launch_ns": device.launch_ns,
+        "matrix_efficiency_permille": device.matrix_efficiency_permille,
+        "memory_efficiency_permille": device.memory_efficiency_permille,
+        "source": device.source,
+    }
+
+
+def _level_to_json(level: Level, index: int) -> dict[str, object]:
+    document: dict[str, object] = {"name": level.name, "size": level.size, "kind": level.kind}
+    if index > 0:
+        document["nics"] = level.nics
+    document |= {"bandwidth_bytes_per_s": level.bandwidth_bytes_per_s, "latency_ns": level.latency_ns}
+    if level.oversubscription_permille != 1000:
+        document["oversubscription_permille"] = level.oversubscription_permille
+    return document
+
+
+def _device_from_json(record: _Record) -> Device:
+    peaks = record.record("peak_flops")
+    return Device(
+        name=record.text("name"),
+        memory_bytes=record.integer("memory_bytes"),
+        memory_bandwidth_bytes_per_s=record.integer("memory_bandwidth_bytes_per_s"),
+        peak_flops={dtype: peaks.integer(dtype) for dtype in PEAK_DTYPES if dtype in peaks.values},
+        launch_ns=record.integer("launch_ns", default=DEFAULT_LAUNCH_NS, least=0),
+        matrix_efficiency_permille=record.integer(
+            "matrix_efficiency_permille", default=DEFAULT_MATRIX_EFFICIENCY_PERMILLE, most=1000
+        ),
+        memory_efficiency_permille=record.integer(
+            "memory_efficiency_permille", default=DEFAULT_MEMORY_EFFICIENCY_PERMILLE, most=1000
+        ),
+        source=record.text("source") if "source" in record.values else "",
+    )
+
+
+def _level_from_json(record: _Record) -> Level:
+    return Level(
+        name=record.text("name"),
+        size=record.integer("size"),
+        kind=record.text("kind", LEVEL_KINDS),
+        bandwidth_bytes_per_s=record.integer("bandwidth_bytes_per_s"),
+        latency_ns=record.integer("latency_ns", least=0),
+        nics=record.integer("nics", default=1),
+        oversubscription_permille=record.integer("oversubscription_permille", default=1000, least=1000),
+    )
+
+
+class _Record:
+    """A JSON object whose values are checked as they are read."""
+
+    def __init__(self, values: object, path: str) -> None:
+        if not isinstance(values, Mapping):
+            raise ClusterError(f"{path}: {values!r}, expected an object")
+        self.values: Mapping[object, object] = values
+        self.path = path
+
+    def _get(self, key: str) -> object:
+        if key not in self.values:
+            raise ClusterError(f"{self.path}: the key {key!r} is missing")
+        return self.values[key]
+
+    def text(self, key: str, allowed: tuple[str, ...] = ()) -> str:
+        value = self._get(key)
+        if not isinstance(value, str) or (allowed and value not in allowed):
+            wanted = " or ".join(allowed) if allowed else "a string"
+            raise ClusterError(f"{self.path}.{key}: {value!r}, expected {wanted}")
+        return value
+
+    def integer(self, key: str, *, default: int | None = None, least: int = 1, most: int = 10**18) -> int:
+        if default is not None and key not in self.values:
+            return default
+        value = self._get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ClusterError(f"{self.path}.{key}: {value!r}, expected an integer from {least} to {most}")
+        return value
+
+    def record(self, key: str) -> _Record:
+        return _Record(self._get(key), f"{self.path}.{key}")
+
+    def records(self, key: str) -> tuple[_Record, ...]:
+        value = self._get(key)
+        if not isinstance(value, list | tuple):
+            raise ClusterError(f"{self.path}.{key}: {value!r}, expected a list")
+        return tuple(_Record(item, f"{self.path}.{key}[{index}]") for index, item in enumerate(value))

@@ -1,0 +1,234 @@
+"""Alpha-beta costs of collectives on the topology, with contention of the groups that run at the same time.
+
+Per level l let U_l be what may leave one child per second (a device at level 0; a node, by all its NICs, at level 1),
+c_l the number of groups that share it, a_l the latency. S is the logical payload (see ``CollectiveModel``), n the
+number of ranks, r_l the peers of a group at level l, h_l the hops of a ring at level l (their sum is n - 1).
+
+    ring           all_reduce      2 sum(h_l a_l) + 2 (n-1)/n S max(c_l/U_l)
+                   all_gather,       sum(h_l a_l) +   (n-1)/n S max(c_l/U_l)
+                   reduce_scatter
+                   broadcast         sum(h_l a_l) +           S max(c_l/U_l)       (pipelined in chunks)
+    hierarchical   all_reduce      sum over l of 2 (r_l - 1) a_l + 2 (r_l-1)/r_l S c_l/U_l
+                   all_gather,     half of it
+                   reduce_scatter
+    tree           all_reduce      2 sum(ceil(log2 r_l) a_l) + 2 S max(c_l/U_l)    (double binary trees)
+    pairwise       all_to_all      sum of a_l over the n - 1 peers, by the level that parts them
+                                   + S/n max(pairs_l/U_l)
+    direct         send_recv       max(a_l) + S max(c_l/U_l)
+
+Ring and recursive forms: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
+2005; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms", 2009. Double binary trees: Sanders, Speck, Traeff,
+2009, as in NCCL 2.4. Hierarchical: reduce-scatter inside, all-reduce of S/g across by g concurrent lanes, all-gather
+inside; the lanes of one group together move what one lane with S would. It needs groups that lie evenly on the nodes.
+Latency per level as in NCCL's src/graph/tuning.cc: a ring pays the network only where it changes the node.
+
+On a ``mesh`` level a group of r of the m devices only uses its own links, (r - 1)/(m - 1) of a device's bandwidth.
+gloo has rings only, and its reduce_scatter is an all_reduce of which each rank keeps a part (measured: as many bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from tap_planner.cluster import Cluster, Mesh
+from tap_planner.cost.groups import GroupShape, LevelShare, group_shape
+from tap_planner.cost.rounding import ceil_ns, ceil_ns_array
+
+COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+_NS_PER_S = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCost:
+    """Time of one collective, and the algorithm that takes it."""
+
+    ns: int
+    algorithm: str
+    """``ring``, ``tree``, ``hierarchical``, ``pairwise``, ``direct``; ``none`` where nothing is sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmCost:
+    """An algorithm on given groups: time = ``alpha_ns`` + bytes x ``ns_per_byte``."""
+
+    name: str
+    alpha_ns: float
+    ns_per_byte: float
+
+
+_Line = tuple[str, int, Fraction]
+"""Algorithm, latency in ns, ns per byte; exact until the one conversion to float."""
+
+
+class CollectiveModel:
+    """Costs of collectives over axes of one mesh on one cluster.
+
+    ``num_bytes`` is everywhere the logical payload handed to the communicator, on one rank: all_reduce the local
+    tensor; all_gather and reduce_scatter the full tensor (shard x group size); all_to_all the send buffer; broadcast
+    and send_recv the tensor. Costs never decrease with the bytes; zero bytes and groups of one rank cost nothing.
+
+    Args:
+        cluster: the topology.
+        mesh: as many devices as the cluster, ranks row-major over (outermost level, ..., device).
+    """
+
+    def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
+        if mesh.num_devices != cluster.num_devices:
+            raise ValueError(f"mesh of {mesh.num_devices} devices on a cluster of {cluster.num_devices}")
+        self.cluster = cluster
+        self.mesh = mesh
+        self._shapes: dict[tuple[int, ...], GroupShape] = {}
+        self._algorithms: dict[tuple[str, tuple[int, ...]], tuple[AlgorithmCost, ...]] = {}
+
+    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
+        """Cost of the cheapest algorithm that the library has (ties: the first of ``algorithms``).
+
+        Args:
+            kind: one of ``COLLECTIVE_KINDS``.
+            axes: indices of the mesh axes that make up the group.
+            num_bytes: logical payload.
+        """
+        best_ns, best = 0, "none"
+        if num_bytes > 0:
+            for algorithm in self._algorithms.get((kind, axes)) or self.algorithms(kind, axes):
+                ns = ceil_ns(algorithm.alpha_ns + num_bytes * algorithm.ns_per_byte)
+                if best == "none" or ns < best_ns:
+                    best_ns, best = ns, algorithm.name
+        return CollectiveCost(ns=best_ns, algorithm=best)
+
+    def costs_ns(self, kind: str, axes: tuple[int, ...], num_bytes: np.ndarray) -> np.ndarray:
+        """``cost(...).ns`` for each element of an int64 array, as an int64 array of the same shape."""
+        return self._cheapest(self.algorithms(kind, axes), num_bytes)
+
+    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> int:
+        """The cost without latency: additive over the parts of a bucket, up to rounding."""
+        algorithms = self._algorithms.get((kind, axes)) or self.algorithms(kind, axes)
+        if num_bytes <= 0 or not algorithms:
+            return 0
+        return ceil_ns(num_bytes * min(algorithm.ns_per_byte for algorithm in algorithms))
+
+    def rates_ns(self, kind: str, axes: tuple[int, ...], num_bytes: np.ndarray) -> np.ndarray:
+        """``rate_ns`` for each element of an int64 array, as an int64 array of the same shape."""
+        algorithms = self.algorithms(kind, axes)
+        rate = min((algorithm.ns_per_byte for algorithm in algorithms), default=0.0)
+        best = AlgorithmCost(name="rate", alpha_ns=0.0, ns_per_byte=rate)
+        return self._cheapest((best,) if algorithms else (), num_bytes)
+
+    def algorithms(self, kind: str, axes: tuple[int, ...]) -> tuple[AlgorithmCost, ...]:
+        """The algorithms that the library has for the collective on these groups; none for groups of one rank."""
+        key = (kind, axes)
+        if key not in self._algorithms:
+            if kind not in COLLECTIVE_KINDS:
+                raise ValueError(f"collective {kind!r}, expected one of {', '.join(COLLECTIVE_KINDS)}")
+            lines = _lines(kind, self.cluster, self.shape(axes))
+            self._algorithms[key] = tuple(
+                AlgorithmCost(name=name, alpha_ns=float(alpha), ns_per_byte=float(rate)) for name, alpha, rate in lines
+            )
+        return self._algorithms[key]
+
+    def shape(self, axes: Sequence[int]) -> GroupShape:
+        """How the groups of ``axes`` lie on the topology."""
+        key = tuple(sorted(set(axes)))
+        if key not in self._shapes:
+            self._shapes[key] = group_shape(self.cluster, self.mesh, key)
+        return self._shapes[key]
+
+    @staticmethod
+    def _cheapest(algorithms: tuple[AlgorithmCost, ...], num_bytes: np.ndarray) -> np.ndarray:
+        payload = np.asarray(num_bytes, dtype=np.int64)
+        best = np.zeros(payload.shape, dtype=np.int64)
+        for index, algorithm in enumerate(algorithms):
+            ns = ceil_ns_array(algorithm.alpha_ns + payload * algorithm.ns_per_byte)
+            best = ns if index == 0 else np.minimum(best, ns)
+        return np.where(payload > 0, best, 0)
+
+
+def _lines(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
+    if shape.num_ranks == 1:
+        return []
+    if kind == "all_to_all":
+        return [_pairwise(cluster, shape)]
+    if kind == "send_recv":
+        return [("direct", max(_latency(cluster, share) for share in shape.shares), _bottleneck(cluster, shape, True))]
+    if kind == "broadcast":
+        return [("ring", _ring_latency(cluster, shape), _bottleneck(cluster, shape))]
+    gloo = cluster.library == "gloo"
+    passes = 2 if kind == "all_reduce" or (gloo and kind == "reduce_scatter") else 1
+    lines = [_ring(cluster, shape, passes)]
+    if not gloo and kind == "all_reduce":
+        lines.append(_tree(cluster, shape))
+    if not gloo and shape.uniform and sum(share.peers > 1 for share in shape.shares) > 1:
+        lines.append(_hierarchical(cluster, shape, passes))
+    return lines
+
+
+def _ring(cluster: Cluster, shape: GroupShape, passes: int) -> _Line:
+    share_sent = Fraction(shape.num_ranks - 1, shape.num_ranks)
+    return "ring", passes * _ring_latency(cluster, shape), passes * share_sent * _bottleneck(cluster, shape)
+
+
+def _tree(cluster: Cluster, shape: GroupShape) -> _Line:
+    depth_latency = sum((share.peers - 1).bit_length() * _latency(cluster, share) for share in shape.shares)
+    return "tree", 2 * depth_latency, 2 * _bottleneck(cluster, shape)
+
+
+def _hierarchical(cluster: Cluster, shape: GroupShape, passes: int) -> _Line:
+    """One phase per level; a phase between outer domains also passes the links of the levels in between."""
+    alpha, rate = 0, Fraction(0)
+    for index, share in enumerate(shape.shares):
+        lanes = _members_of_child(shape, index)
+        passed = [index, *(below for below in range(index) if shape.shares[below].level > 0)]
+        slowest = max(
+            Fraction(_members_of_child(shape, below), lanes)
+            * shape.shares[below].sharing
+            * _ns_per_byte(cluster, shape.shares[below])
+            for below in passed
+        )
+        alpha += passes * (share.peers - 1) * _latency(cluster, share)
+        rate += passes * Fraction(share.peers - 1, share.peers) * slowest
+    return "hierarchical", alpha, rate
+
+
+def _members_of_child(shape: GroupShape, index: int) -> int:
+    return shape.shares[index - 1].members if index else 1
+
+
+def _pairwise(cluster: Cluster, shape: GroupShape) -> _Line:
+    alpha, inner_members, rate = 0, 1, Fraction(0)
+    for share in shape.shares:
+        alpha += (share.members - inner_members) * _latency(cluster, share)
+        inner_members = share.members
+        rate = max(rate, Fraction(share.pairs, shape.num_ranks) * _ns_per_byte(cluster, share))
+    return "pairwise", alpha, rate
+
+
+def _latency(cluster: Cluster, share: LevelShare) -> int:
+    return cluster.levels[share.level].latency_ns
+
+
+def _ring_latency(cluster: Cluster, shape: GroupShape) -> int:
+    return sum(share.hops * _latency(cluster, share) for share in shape.shares)
+
+
+def _bottleneck(cluster: Cluster, shape: GroupShape, pair: bool = False) -> Fraction:
+    """Nanoseconds per byte of the slowest level, with all groups speaking."""
+    return max(share.sharing * _ns_per_byte(cluster, share, pair) for share in shape.shares)
+
+
+def _ns_per_byte(cluster: Cluster, share: LevelShare, pair: bool = False) -> Fraction:
+    """Nanoseconds per byte that leaves one child.
+
+    Args:
+        cluster: the topology.
+        share: what the groups use of the level.
+        pair: only two peers speak at a time, which on a mesh is one link.
+    """
+    level = cluster.levels[share.level]
+    ns_per_byte = Fraction(_NS_PER_S * level.oversubscription_permille, 1000 * level.nics * level.bandwidth_bytes_per_s)
+    if level.kind == "mesh" and share.level == 0 and share.peers > 1:
+        ns_per_byte *= Fraction(level.size - 1, 1 if pair else share.peers - 1)
+    return ns_per_byte

@@ -1,0 +1,123 @@
+"""Memory of parameters, gradients and optimizer states, and the time of the optimizer's step.
+
+ZeRO: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20: level 1 shards
+the optimizer's states, 2 the gradients as well, 3 the parameters as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tap_planner.cluster import Device
+from tap_planner.cost.compute import PRECISION_BYTES
+from tap_planner.cost.rounding import to_ns
+from tap_planner.errors import UsageError
+
+OPTIMIZERS = ("adamw", "sgd")
+
+_MASTER_BYTES = {"fp32": 0, "bf16": 4, "fp16": 4, "fp64": 0}
+"""A float32 copy of the parameter that the optimizer updates, where the parameter itself is too coarse."""
+_STATE_BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "fp64": 8}
+"""One of AdamW's two moments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterBytes:
+    """Bytes that one trainable element takes, unsharded."""
+
+    parameter: int
+    gradient: int
+    optimizer: int
+    """States, with the float32 master copy where the precision needs one."""
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.parameter + self.gradient + self.optimizer
+
+
+class ParameterMemory(NamedTuple):
+    """Bytes on one device."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+def parameter_bytes(precision: str, optimizer: str) -> ParameterBytes:
+    """Bytes per trainable element: fp32 AdamW 4 + 4 + 8, bf16 AdamW 2 + 2 + 12, fp64 AdamW 8 + 8 + 16.
+
+    Plain SGD keeps no state but the float32 master of a 16-bit parameter.
+
+    Args:
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
+        optimizer: ``adamw`` or ``sgd``.
+
+    Raises:
+        UsageError: for another precision or optimizer.
+    """
+    if precision not in PRECISION_BYTES:
+        raise UsageError(f"precision {precision!r}, expected one of {', '.join(PRECISION_BYTES)}")
+    if optimizer not in OPTIMIZERS:
+        raise UsageError(f"optimizer {optimizer!r}, expected one of {', '.join(OPTIMIZERS)}")
+    moments = 2 * _STATE_BYTES[precision] if optimizer == "adamw" else 0
+    size = PRECISION_BYTES[precision]
+    return ParameterBytes(parameter=size, gradient=size, optimizer=_MASTER_BYTES[precision] + moments)
+
+
+def parameter_memory(
+    num_elements_local: int, *, shards: int, zero_level: int, precision: str, optimizer: str, trainable: bool
+) -> ParameterMemory:
+    """Bytes of one parameter on one device.
+
+    Args:
+        num_elements_local: elements on the device before ZeRO, that is after tensor sharding.
+        shards: ranks over which ZeRO shards (1: none); a shard is rounded up.
+        zero_level: 0 none, 1 optimizer states, 2 and gradients, 3 and parameters.
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
+        optimizer: ``adamw`` or ``sgd``.
+        trainable: False for frozen parameters and in inference: the parameter alone, never sharded by ZeRO.
+    """
+    size = parameter_bytes(precision, optimizer)
+    if not trainable:
+        return ParameterMemory(size.parameter * num_elements_local, 0, 0)
+    _check_zero(zero_level, shards)
+    shard = -(-num_elements_local // shards)
+    return ParameterMemory(
+        parameters=size.parameter * (shard if zero_level >= 3 else num_elements_local),
+        gradients=size.gradient * (shard if zero_level >= 2 else num_elements_local),
+        optimizer=size.optimizer * (shard if zero_level >= 1 else num_elements_local),
+    )
+
+
+def optimizer_ns(
+    num_elements_local: int, *, shards: int, zero_level: int, precision: str, optimizer: str, device: Device
+) -> int:
+    """Time of the optimizer's step for one trainable parameter, without a launch floor (additive over parameters).
+
+    The step is bound by memory: it reads the gradient, reads and writes the states (with the master copy), and writes
+    the parameter; without a master copy it reads the parameter too.
+
+    Args:
+        num_elements_local: elements on the device before ZeRO.
+        shards: ranks over which ZeRO shards the states.
+        zero_level: from level 1 on each rank updates its shard only.
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
+        optimizer: ``adamw`` or ``sgd``.
+        device: gives memory bandwidth and the share of it that is reached.
+    """
+    _check_zero(zero_level, shards)
+    size = parameter_bytes(precision, optimizer)
+    updated = -(-num_elements_local // shards) if zero_level >= 1 else num_elements_local
+    parameter_passes = 1 if _MASTER_BYTES[precision] else 2
+    moved = size.gradient + 2 * size.optimizer + parameter_passes * size.parameter
+    reached_permille = device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille
+    return to_ns(updated * moved * 1000 / reached_permille)
+
+
+def _check_zero(zero_level: int, shards: int) -> None:
+    if zero_level not in (0, 1, 2, 3):
+        raise UsageError(f"ZeRO level {zero_level}, expected 0, 1, 2 or 3")
+    if shards < 1:
+        raise ValueError(f"{shards} shards, expected at least 1")

@@ -1,0 +1,50 @@
+"""Time of one operator on local parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tap_planner.cost.compute import ComputeModel, operator_work
+from tap_planner.operators import OperatorSignature, lookup
+
+
+def operator_times_ns(
+    compute: ComputeModel,
+    signature: OperatorSignature,
+    *,
+    factor_sizes: tuple[int, ...],
+    input_elements: Sequence[int],
+    output_elements: Sequence[int],
+    requires_gradient: Sequence[bool],
+) -> tuple[int, int]:
+    """Forward and backward time of an operator on one device, without collectives.
+
+    Args:
+        compute: the device at a precision.
+        signature: the operator with its global types.
+        factor_sizes: local sizes of the rule's factors.
+        input_elements: local elements of each operand (0 where absent).
+        output_elements: local elements of each output.
+        requires_gradient: per operand, whether backward makes its gradient.
+    """
+    record = lookup(signature.type)
+    input_bytes = tuple(
+        0 if operand is None else compute.tensor_bytes(operand.dtype, count)
+        for operand, count in zip(signature.inputs, input_elements, strict=True)
+    )
+    output_bytes = tuple(
+        compute.tensor_bytes(output.dtype, count)
+        for output, count in zip(signature.outputs, output_elements, strict=True)
+    )
+    work = operator_work(
+        record,
+        factor_sizes=factor_sizes,
+        input_bytes=input_bytes,
+        output_bytes=output_bytes,
+        gradient_operands=sum(requires_gradient),
+        gradient_bytes=sum(size for size, needed in zip(input_bytes, requires_gradient, strict=True) if needed),
+    )
+    return (
+        compute.time_ns(work.forward_flops, work.forward_bytes, record.kind),
+        compute.time_ns(work.backward_flops, work.backward_bytes, record.kind),
+    )

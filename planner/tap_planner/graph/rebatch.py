@@ -1,0 +1,68 @@
+"""Proof that a model with a fixed leading 1 means the same with another batch.
+
+The model is bound twice: as it is written, and with the batch in place of the leading 1. Where every value that
+depends on a batched input differs in exactly one dim, by the factor of the batch, and a Reshape keeps the number of
+elements in front of that dim, the batch is an outermost loop of the whole model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tap_planner.errors import UnsupportedGraphError
+from tap_planner.graph.drafts import Draft
+from tap_planner.graph.values import Value
+
+
+def _batch_position(before: Sequence[int], after: Sequence[int], batch: int) -> int | None:
+    """The only dim that grew by the factor ``batch``, None if there is none or another one changed."""
+    if len(before) != len(after):
+        return None
+    changed = [dim for dim, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    if len(changed) != 1 or after[changed[0]] != before[changed[0]] * batch:
+        return None
+    return changed[0]
+
+
+def prove_rebatched(operators: Sequence[Draft], original: Mapping[str, Value], batch: int) -> None:
+    """Check every operator of the re-batched model against the model as written.
+
+    Args:
+        operators: of the re-batched model.
+        original: values of the model as written.
+        batch: the new batch (not 1).
+
+    Raises:
+        UnsupportedGraphError: the first operator where the batch is not a loop of its own; it is named.
+    """
+    positions: dict[str, int] = {}
+    for operator in operators:
+        for value in operator.outputs:
+            if not value.batched or value.name not in original:
+                continue
+            before = original[value.name].shape
+            position = _batch_position(before, value.shape, batch)
+            if position is None:
+                raise _unproven(operator, f"its output is {list(before)} for a batch of 1, {list(value.shape)} now")
+            positions[value.name] = position
+        if operator.type == "Reshape":
+            _check_reshape(operator, original, batch)
+
+
+def _check_reshape(operator: Draft, original: Mapping[str, Value], batch: int) -> None:
+    source, result = operator.inputs[0], operator.outputs[0]
+    if source is None or not result.batched or source.name not in original or result.name not in original:
+        return
+    sizes = [original[value.name].shape for value in (source, result)]
+    at = [_batch_position(old, value.shape, batch) for old, value in zip(sizes, (source, result), strict=True)]
+    if at[0] is None or at[1] is None or math.prod(sizes[0][: at[0]]) != math.prod(sizes[1][: at[1]]):
+        raise _unproven(operator, f"it mixes the batch of {list(source.shape)} into {list(result.shape)}")
+
+
+def _unproven(operator: Draft, why: str) -> UnsupportedGraphError:
+    return UnsupportedGraphError(
+        f"node {operator.name or operator.id!r} ({operator.type}): the model's batch is fixed at 1 and cannot be "
+        f"changed here: {why}",
+        hint="export the model with a dynamic batch dim",
+    )

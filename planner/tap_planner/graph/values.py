@@ -1,0 +1,168 @@
+"""What the binder knows of each ONNX value, and the canonical form of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import TensorProto
+
+from tap_planner.errors import UnsupportedGraphError
+from tap_planner.graph.nodes import Node, RawAttribute
+from tap_planner.graph.types import ParameterRead, TensorKind
+from tap_planner.operators import AttributeValue, TensorType
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Value:
+    """A value during binding."""
+
+    name: str
+    """Name of the canonical tensor."""
+    type: TensorType
+    kind: TensorKind
+    array: np.ndarray | None = None
+    """Ready value of a small constant."""
+    read: ParameterRead | None = None
+    deferred: bool = False
+    """A constant that rests on a value outside the model file, which is not read to plan."""
+    batched: bool = False
+    """Whether it depends on an input that carries the batch."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Static shape."""
+        return self.type.shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dims."""
+        return len(self.type.shape)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the value depends on no input and no parameter."""
+        return self.kind is TensorKind.CONSTANT
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Form:
+    """A node in canonical form: structure in attributes, data in inputs. ``Identity`` stands for its first input."""
+
+    type: str
+    attributes: dict[str, AttributeValue] = field(default_factory=dict)
+    inputs: list[Value | None]
+
+
+def identity(value: Value) -> Form:
+    """The form of a node that changes nothing."""
+    return Form(type="Identity", inputs=[value])
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """A node with its operands, as the canonicalisers see it."""
+
+    node: Node
+    inputs: list[Value | None]
+    opset: int
+    fetch: Callable[[str], np.ndarray]
+    """Value of a constant by name."""
+    rebatch: int | None = None
+    """The batch that replaces a leading 1 of constant shapes, where the model is re-batched."""
+
+    @property
+    def attributes(self) -> dict[str, RawAttribute]:
+        """Attributes as they are in the file."""
+        return self.node.attributes
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs that the node lists."""
+        return len(self.node.outputs)
+
+    def error(self, text: str, hint: str = "") -> UnsupportedGraphError:
+        """An error that names the node."""
+        return UnsupportedGraphError(f"{self.node.where}: {text}", hint=hint)
+
+    def has(self, index: int) -> bool:
+        """Whether operand ``index`` is there."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def operand(self, index: int) -> Value:
+        """Operand ``index``, which must be there."""
+        found = self.inputs[index] if index < len(self.inputs) else None
+        if found is None:
+            raise self.error(f"operand {index} is absent")
+        return found
+
+    def data(self) -> list[Value | None]:
+        """All operands, without absent ones at the end."""
+        operands = list(self.inputs)
+        while operands and operands[-1] is None:
+            operands.pop()
+        return operands
+
+    def array(self, index: int) -> np.ndarray:
+        """Value of a structural operand, which must be a constant."""
+        found = self.operand(index)
+        if found.array is not None:
+            return found.array
+        if not found.is_constant:
+            raise self.error(
+                f"operand {index} ({found.name!r}) decides shapes but depends on the data",
+                hint=f"fix it with --value {found.name}=N if it is an input, or export with static shapes",
+            )
+        return self.fetch(found.name)
+
+    def ints(self, index: int) -> tuple[int, ...]:
+        """Integers of a structural operand."""
+        return tuple(int(item) for item in self.array(index).reshape(-1).tolist())
+
+    def scalar(self, index: int) -> int | float:
+        """The one number of a structural operand."""
+        value = self.array(index)
+        if value.size != 1:
+            raise self.error(f"operand {index} has {value.size} elements, expected 1")
+        return value.reshape(-1)[0].item()
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Integer attribute."""
+        value = self.attributes.get(name, default)
+        if not isinstance(value, int):
+            raise self.error(f"attribute {name!r} is {value!r}, expected an integer")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Float attribute."""
+        value = self.attributes.get(name, default)
+        if not isinstance(value, int | float):
+            raise self.error(f"attribute {name!r} is {value!r}, expected a number")
+        return float(value)
+
+    def text(self, name: str, default: str) -> str:
+        """Text attribute."""
+        return str(self.attributes.get(name, default))
+
+    def integers(self, name: str) -> tuple[int, ...] | None:
+        """Integer list attribute, or None."""
+        value = self.attributes.get(name)
+        return tuple(int(item) for item in value) if isinstance(value, tuple) else None
+
+    def ints_either(self, name: str, index: int) -> tuple[int, ...] | None:
+        """Integers from operand ``index`` (newer operator sets) or from attribute ``name`` (older ones)."""
+        if self.has(index):
+            return self.ints(index)
+        return self.integers(name)
+
+    def axis(self, axis: int, rank: int) -> int:
+        """A non-negative dim."""
+        if not -rank <= axis < max(rank, 1):
+            raise self.error(f"dim {axis} is outside a tensor of {rank} dims")
+        return axis + rank if axis < 0 else axis
+
+    def tensor(self, name: str) -> TensorProto | None:
+        """Tensor attribute, or None."""
+        value = self.attributes.get(name)
+        return value if isinstance(value, TensorProto) else None

@@ -1,0 +1,167 @@
+"""Reading the weights of a model, from the file or from files beside it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from tap_planner.errors import ModelError
+from tap_planner.graph.dtypes import dtype_name, numpy_dtype
+from tap_planner.graph.loading import ModelFile
+from tap_planner.graph.nodes import Node, decode_nodes
+
+
+def external_fields(tensor: TensorProto) -> dict[str, str]:
+    """The key-value pairs that say where an external tensor lies."""
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def external_path(folder: Path, tensor: TensorProto) -> Path:
+    """The file that holds an external tensor, checked to lie inside ``folder``.
+
+    Raises:
+        ModelError: the location is empty, absolute, climbs out of the folder, or is a link out of it.
+    """
+    location = external_fields(tensor).get("location", "")
+    parts = location.replace("\\", "/").split("/")
+    if not location or location.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\\" in location:
+        raise ModelError(
+            f"tensor {tensor.name!r}: external data location {location!r} is not a plain path beside the model",
+            hint="export the model again with its weights beside it",
+        )
+    path = folder / location
+    root = folder.resolve()
+    if not path.resolve().is_relative_to(root):
+        raise ModelError(f"tensor {tensor.name!r}: external data location {location!r} links out of the model's folder")
+    return path
+
+
+def read_external(folder: Path, tensor: TensorProto) -> np.ndarray:
+    """Read an external tensor; sizes are checked before anything is allocated.
+
+    Raises:
+        ModelError: the location is not allowed, the file is absent or too short.
+    """
+    path = external_path(folder, tensor)
+    fields = external_fields(tensor)
+    dtype = dtype_name(tensor.data_type)
+    packed = 2 if dtype in ("int4", "uint4") else 1
+    try:
+        size = numpy_dtype(dtype).itemsize
+        offset = int(fields.get("offset", "0"))
+        expected = -(-math.prod(tensor.dims) * size // packed)
+        length = int(fields.get("length", expected))
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"tensor {tensor.name!r}: external data entry is not readable ({error})") from error
+    if offset < 0 or length != expected:
+        raise ModelError(
+            f"tensor {tensor.name!r}: external data of {length} bytes at {offset}, but its shape needs {expected}"
+        )
+    try:
+        available = path.stat().st_size
+        if offset + length > available:
+            raise ModelError(f"tensor {tensor.name!r}: {path.name} ends at {available}, needs {offset + length} bytes")
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            data = stream.read(length)
+    except OSError as error:
+        raise ModelError(f"tensor {tensor.name!r}: weights file {path.name!r} cannot be read") from error
+    inline = TensorProto(name=tensor.name, data_type=tensor.data_type, raw_data=data)
+    inline.dims.extend(tensor.dims)
+    return numpy_helper.to_array(inline)
+
+
+class WeightReader:
+    """Reads parameters of a model by name.
+
+    Args:
+        model: the parsed file; external data is looked for in its folder.
+    """
+
+    def __init__(self, model: ModelFile) -> None:
+        self._folder = model.path.parent
+        proto = inlined(model.proto)
+        self._tensors: dict[str, TensorProto] = {tensor.name: tensor for tensor in proto.graph.initializer}
+        nodes = decode_nodes(node for node in proto.graph.node if node.op_type in ("Constant", "ConstantOfShape"))
+        self._nodes: dict[str, Node] = {node.outputs[0]: node for node in nodes}
+
+    def available(self, parameter: str) -> bool:
+        """Whether ``read`` would find the value."""
+        tensor = self._tensors.get(parameter)
+        if tensor is None:
+            return parameter in self._nodes
+        if tensor.data_location != TensorProto.EXTERNAL:
+            return True
+        try:
+            path = external_path(self._folder, tensor)
+        except ModelError:
+            return False
+        fields = external_fields(tensor)
+        end = int(fields.get("offset", "0")) + int(fields.get("length", "0"))
+        return path.is_file() and path.stat().st_size >= end
+
+    def missing(self) -> tuple[str, ...]:
+        """Initializers whose external data is absent, in file order."""
+        return tuple(name for name in self._tensors if not self.available(name))
+
+    def read(self, parameter: str) -> np.ndarray:
+        """The stored value of a parameter.
+
+        Raises:
+            ModelError: no such parameter, or its external data is absent or not allowed.
+        """
+        tensor = self._tensors.get(parameter)
+        if tensor is not None:
+            if tensor.data_location == TensorProto.EXTERNAL:
+                return read_external(self._folder, tensor)
+            return numpy_helper.to_array(tensor)
+        node = self._nodes.get(parameter)
+        if node is None:
+            raise ModelError(f"the model holds no parameter {parameter!r}")
+        if node.type == "Constant":
+            return constant_value(node)
+        shape = self._shape_of(node)
+        fill = node.attributes.get("value")
+        value = numpy_helper.to_array(fill) if isinstance(fill, TensorProto) else np.zeros(1, np.float32)
+        return np.full(shape, value.reshape(()), value.dtype)
+
+    def _shape_of(self, node: Node) -> tuple[int, ...]:
+        source = node.inputs[0]
+        if source in self._tensors:
+            value = numpy_helper.to_array(self._tensors[source])
+        elif source in self._nodes and self._nodes[source].type == "Constant":
+            value = constant_value(self._nodes[source])
+        else:
+            raise ModelError(f"{node.where}: its shape {source!r} is not a stored constant")
+        return tuple(int(size) for size in value)
+
+
+def constant_value(node: Node) -> np.ndarray:
+    """Value of a Constant node.
+
+    Raises:
+        ModelError: the value is sparse or of an unknown kind.
+    """
+    for key, value in node.attributes.items():
+        if key == "value" and isinstance(value, TensorProto):
+            return numpy_helper.to_array(value)
+        if key in ("value_int", "value_ints"):
+            return np.array(value, np.int64)
+        if key in ("value_float", "value_floats"):
+            return np.array(value, np.float32)
+        if key in ("value_string", "value_strings"):
+            return np.array(value, object)
+    raise ModelError(f"{node.where}: a constant of an unsupported form ({', '.join(node.attributes) or 'no value'})")
+
+
+def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its local functions replaced by their nodes."""
+    if not proto.functions:
+        return proto
+    from onnx import inliner
+
+    return inliner.inline_local_functions(proto)

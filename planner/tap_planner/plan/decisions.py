@@ -1,0 +1,171 @@
+"""Decisions: everything that the applier obeys, with all names written out.
+
+The plan document (``document.py``) is the folded, reviewable form of this; ``expand`` and ``fold`` go between the two.
+Placements are tuples with one entry per mesh axis, in mesh order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tap_planner.sharding import Placements, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisDecision:
+    """One mesh axis, outermost first; ranks are row-major over the axes."""
+
+    name: str
+    size: int
+    levels: tuple[str, ...]
+    """Names of the topology levels that the axis spans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperandDecision:
+    """How an operator reads one operand."""
+
+    tensor: str
+    placement: Placements
+    gradient: Placements | None
+    """Placement in which the operator's backward makes the gradient; None if none is needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDecision:
+    """What an operator writes."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    """Global shape (of one microbatch)."""
+    placement: Placements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorDecision:
+    """Strategy of an operator and the placements that follow from it."""
+
+    id: str
+    name: str
+    type: str
+    strategy: tuple[str, ...]
+    """Per axis: name of a factor (``n``, ``n[3]``), ``none`` or ``partial``."""
+    inputs: tuple[OperandDecision | None, ...]
+    outputs: tuple[OutputDecision, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedistributionDecision:
+    """One (tensor, destination, gradient) decision; it serves all its consumers and is paid once."""
+
+    tensor: str
+    """An activation, or a read of a parameter."""
+    source: Placements
+    """Placement of the producer's output (of the stored parameter, in the read's dims)."""
+    to: Placements
+    gradient: Placements | None
+    """Placement of the gradient that the consumers make; None if the tensor needs none."""
+    forward: tuple[Step, ...]
+    """Steps from ``source`` to ``to``."""
+    backward: tuple[Step, ...]
+    """Steps from ``gradient`` to the placement in which the producer wants its gradient."""
+    consumers: tuple[str, ...]
+    """Operator ids, in graph order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterDecision:
+    """Where a stored parameter lives and how its gradient is reduced."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """Stored dtype in the model file."""
+    trainable: bool
+    placement: Placements
+    gradient: Placements | None
+    """Placement of the gradient before its reduction; P(sum) on the data axes. None if not trainable."""
+    zero_level: int
+    zero_axes: tuple[int, ...]
+    """Axes over which ZeRO shards; empty at level 0."""
+    bucket: int | None
+    """Bucket in which the gradient is reduced; None if it needs no reduction."""
+
+    @property
+    def data_axes(self) -> tuple[int, ...]:
+        """Axes on which the parameter is R and its gradient P."""
+        if self.gradient is None:
+            return ()
+        return tuple(
+            axis
+            for axis, (placement, gradient) in enumerate(zip(self.placement, self.gradient, strict=True))
+            if placement.is_replicate and gradient.is_partial
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketDecision:
+    """Gradients reduced together: the flat concatenation of its parameters' local parts, in ``parameters`` order.
+
+    At ZeRO 3 a bucket is also the group that is gathered together.
+    """
+
+    id: int
+    axes: tuple[int, ...]
+    dtype: str
+    zero_level: int
+    parameters: tuple[str, ...]
+    elements: int
+    """Local elements on the rank at coordinate 0, padded to a multiple of the shards where ZeRO >= 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Consecutive operators: one occurrence of a block, or what lies between blocks."""
+
+    operators: tuple[str, ...]
+    run: int | None
+    """Index of the run of repeats that it belongs to; None outside runs."""
+    occurrence: int
+    recompute: str
+    """``none`` or ``full``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossDecision:
+    """The loss that the plan trains on."""
+
+    kind: str
+    """``mean``, ``sum`` or ``cross-entropy``."""
+    output: str
+    """ONNX name of the graph output that it reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """A whole plan as the applier sees it."""
+
+    mode: str
+    """``train`` or ``infer``."""
+    precision: str
+    optimizer: str
+    """``adamw`` or ``sgd``; empty in inference."""
+    loss: LossDecision | None
+    microbatches: int
+    axes: tuple[AxisDecision, ...]
+    operators: tuple[OperatorDecision, ...]
+    parameters: tuple[ParameterDecision, ...]
+    redistributions: tuple[RedistributionDecision, ...]
+    buckets: tuple[BucketDecision, ...]
+    regions: tuple[Region, ...]
+    """Partition of ``operators``, in order."""
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return tuple(axis.size for axis in self.axes)
+
+    def redistribution_of(self) -> Mapping[tuple[str, Placements, Placements | None], int]:
+        """Index into ``redistributions`` by (tensor, destination, gradient)."""
+        return {(r.tensor, r.to, r.gradient): index for index, r in enumerate(self.redistributions)}

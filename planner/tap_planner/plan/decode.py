@@ -1,0 +1,400 @@
+"""JSON values -> plan document; the inverse of ``encode``. Keys that are not known are ignored (a newer minor)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from tap_planner.plan.decisions import (
+    AxisDecision,
+    OperandDecision,
+    OperatorDecision,
+    OutputDecision,
+    ParameterDecision,
+    RedistributionDecision,
+)
+from tap_planner.plan.document import (
+    PHASES,
+    BlockEntry,
+    BucketEntry,
+    Certificate,
+    CollectiveEntry,
+    Digests,
+    FoldedDecisions,
+    MeshSection,
+    ModelInput,
+    ParameterEntry,
+    PipelineSection,
+    PlanDocument,
+    Predicted,
+    Producer,
+    RedistributionEntry,
+    RepeatEntry,
+    Stage,
+    row_major_ranks,
+)
+from tap_planner.plan.names import MAX_SERIES, NameFamily, NameItem, decode_list, decode_names
+from tap_planner.plan.options import MODES, OPTIMIZERS, PRECISIONS, RECOMPUTES, Auto, Constraint, PlanOptions
+from tap_planner.plan.reader import Value, fail
+from tap_planner.sharding import Placements, Step
+
+_STATUSES = ("optimal", "feasible")
+_RULES = ("forbid", "require")
+
+
+def document_from_json(root: Value) -> PlanDocument:
+    """Read a plan whose kind and version have been checked.
+
+    Raises:
+        PlanFormatError: a value is not what it must be; the message names place, value and remedy.
+    """
+    mesh = _mesh(root["mesh"])
+    axes = tuple(axis.name for axis in mesh.axes)
+    producer = root["producer"]
+    digests = root.get("digests")
+    cluster = {key: value.data for key, value in root["inputs"]["cluster"].entries()}
+    return PlanDocument(
+        format_version=root["format_version"].text(),
+        producer=Producer(
+            name=producer["name"].text(), version=producer["version"].text(), ortools=producer["ortools"].text()
+        ),
+        model=_model(root["inputs"]["model"]),
+        cluster=cluster,
+        options=options_from_json(root["options"]),
+        mesh=mesh,
+        pipeline=_pipeline(root["pipeline"]),
+        folded=FoldedDecisions(
+            parameters=root["parameters"].each(lambda value: _parameter(value, axes)),
+            blocks=root["blocks"].each(lambda value: _block(value, axes)),
+            repeats=root["repeats"].each(_repeat),
+            redistributions=root["redistributions"].each(lambda value: _redistribution(value, axes)),
+            buckets=root["buckets"].each(lambda value: _bucket(value, axes)),
+        ),
+        collectives=root["collectives"].each(lambda value: _collective(value, axes)),
+        predicted=_predicted(root["predicted"]),
+        certificate=_certificate(root["certificate"]),
+        digests=digests and Digests(decisions=digests["decisions"].text(), plan=digests["plan"].text()),
+    )
+
+
+def _model(value: Value) -> ModelInput:
+    return ModelInput(
+        name=value["name"].text(),
+        file_sha256=value["file_sha256"].text(),
+        graph_digest=value["graph_digest"].text(),
+        dims=value["dims"].counts(),
+        batch=value["batch"].integer(1),
+    )
+
+
+def options_from_json(value: Value) -> PlanOptions:
+    """Read the options section."""
+    loss = value.get("loss")
+    batch, mesh, batch_dim = value.get("batch"), value.get("mesh"), value.get("batch_dim")
+    return PlanOptions(
+        mode=value["mode"].text(MODES),
+        batch=None if batch is None else batch.integer(1),
+        precision=value["precision"].text(PRECISIONS),
+        optimizer=value["optimizer"].text(OPTIMIZERS),
+        loss=loss and loss["kind"].text(),
+        loss_output=loss and loss["output"].text(),
+        cost=value["cost"].text(),
+        zero=_auto(value["zero"]),
+        microbatches=_auto(value["microbatches"], least=1),
+        recompute=value["recompute"].text(("auto", *RECOMPUTES)),
+        mesh=mesh and mesh.text(),
+        max_axes=value["max_axes"].integer(1),
+        max_memory_bytes=_memory_limit(value["max_memory_bytes"]),
+        constraints=value["constraints"].each(_constraint),
+        dims=value["dims"].counts(),
+        shapes={name: shape.integers() for name, shape in value["shapes"].entries()},
+        values={name: _number(number) for name, number in value["values"].entries()},
+        batch_dim=batch_dim and batch_dim.text(),
+        freeze=value["freeze"].texts(),
+        train=value["train"].texts(),
+    )
+
+
+def _number(value: Value) -> int:
+    return value.integer(-(1 << 63))
+
+
+def _auto(value: Value, least: int = 0) -> int | Auto:
+    if value.data == "auto":
+        return "auto"
+    if isinstance(value.data, str):
+        fail(value.place, value.data, "auto or an integer")
+    return value.integer(least)
+
+
+def _memory_limit(value: Value) -> int | Literal["device", "none"]:
+    if isinstance(value.data, str):
+        return cast(Literal["device", "none"], value.text(("device", "none")))
+    return value.integer(1)
+
+
+def _constraint(value: Value) -> Constraint:
+    kind = cast(Literal["batch", "operator"], value["kind"].text(("batch", "operator")))
+    return Constraint(
+        kind=kind,
+        pattern=value["operators"].text() if kind == "operator" else "",
+        axis=value["axis"].text(),
+        value=value["value"].text() if kind == "operator" else "",
+        forbid=value["rule"].text(_RULES) == "forbid",
+    )
+
+
+def _mesh(value: Value) -> MeshSection:
+    axes = value["axes"].each(
+        lambda axis: AxisDecision(
+            name=axis["name"].text(), size=axis["size"].integer(1), levels=axis["levels"].texts()
+        )
+    )
+    if len({axis.name for axis in axes}) != len(axes):
+        fail(f"{value.place}.axes", [axis.name for axis in axes], "axes of different names")
+    ranks = _ranks(value["ranks"])
+    devices = 1
+    for axis in axes:
+        devices *= axis.size
+    if len(ranks) != devices:
+        fail(f"{value.place}.ranks", len(ranks), f"{devices} ranks, the product of the axes")
+    return MeshSection(axes=axes, ranks=ranks)
+
+
+def _ranks(value: Value) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value.data, dict):
+        return value.each(Value.integers)
+    value["order"].text(("row-major",))
+    shape = value["shape"].integers()
+    total = 1
+    for size in shape:
+        total *= size
+    if total > MAX_SERIES:
+        fail(value.place, list(shape), f"at most {MAX_SERIES} ranks")
+    return row_major_ranks(shape)
+
+
+def _pipeline(value: Value) -> PipelineSection:
+    return PipelineSection(
+        stages=value["stages"].each(lambda stage: Stage(first=stage["first"].text(), last=stage["last"].text())),
+        schedule=value["schedule"].text(),
+        microbatches=value["microbatches"].integer(1),
+    )
+
+
+def _optional(value: Value | None, axes: Sequence[str]) -> Placements | None:
+    return None if value is None else value.placements(axes)
+
+
+def _owner(value: Value) -> tuple[str | None, int]:
+    block = value.get("block")
+    return (None, 0) if block is None else (block.text(), value["variant"].integer())
+
+
+def _parameter(value: Value, axes: Sequence[str]) -> ParameterEntry:
+    name = value["name"].text()
+    tensors = value.get("tensors")
+    block, variant = _owner(value)
+    buckets = decode_runs(value["bucket"])
+    if block is None and len(buckets) != 1:
+        fail(f"{value.place}.bucket", value["bucket"].data, "one value for a parameter outside blocks")
+    return ParameterEntry(
+        block=block,
+        variant=variant,
+        tensors=(name,) if tensors is None else tensors.texts(),
+        decision=ParameterDecision(
+            name=name,
+            shape=value["shape"].integers(),
+            dtype=value["dtype"].text(),
+            trainable=value["trainable"].flag(),
+            placement=value["placement"].placements(axes),
+            gradient=_optional(value.get("gradient"), axes),
+            zero_level=value["zero"]["level"].integer(),
+            zero_axes=value["zero"]["axes"].axes(axes),
+            bucket=None,
+        ),
+        buckets=buckets,
+    )
+
+
+def decode_runs(value: Value) -> tuple[int | None, ...]:
+    """Inverse of ``encode.encode_runs``."""
+    values: list[int | None] = []
+    for item in value.items():
+        if not isinstance(item.data, list):
+            values.append(None if item.is_null else item.integer())
+            continue
+        parts = item.data
+        if len(parts) not in (2, 3) or (len(parts) == 3 and (parts[0] is None or parts[2] != 1)):
+            fail(item.place, parts, "[value, count] or [first, count, 1]")
+        first, count = Value(parts[0], item.place), Value(parts[1], item.place).integer(1)
+        if len(values) + count > MAX_SERIES:
+            fail(item.place, count, f"at most {MAX_SERIES} values")
+        start = None if first.is_null else first.integer()
+        rising = len(parts) == 3
+        values.extend(start + index if rising and start is not None else start for index in range(count))
+    return tuple(values)
+
+
+def _block(value: Value, axes: Sequence[str]) -> BlockEntry:
+    return BlockEntry(
+        id=value["id"].text(),
+        variant=value["variant"].integer(),
+        operators=value["operators"].each(lambda operator: _operator(operator, axes)),
+    )
+
+
+def _operator(value: Value, axes: Sequence[str]) -> OperatorDecision:
+    strategy = {axis: choice.text() for axis, choice in value["strategy"].entries()}
+    if sorted(strategy) != sorted(axes):
+        fail(f"{value.place}.strategy", list(strategy), f"the axes {', '.join(axes)}")
+    return OperatorDecision(
+        id=value["id"].text(),
+        name=value["name"].text(),
+        type=value["type"].text(),
+        strategy=tuple(strategy[axis] for axis in axes),
+        inputs=value["inputs"].each(lambda operand: _operand(operand, axes)),
+        outputs=value["outputs"].each(
+            lambda output: OutputDecision(
+                tensor=output["tensor"].text(),
+                shape=output["shape"].integers(),
+                placement=output["placement"].placements(axes),
+            )
+        ),
+    )
+
+
+def _operand(value: Value, axes: Sequence[str]) -> OperandDecision | None:
+    if value.is_null:
+        return None
+    return OperandDecision(
+        tensor=value["tensor"].text(),
+        placement=value["placement"].placements(axes),
+        gradient=_optional(value.get("gradient"), axes),
+    )
+
+
+def _name_table(value: Value, count: int) -> dict[str, tuple[str, ...]]:
+    return {name: _names(family, count) for name, family in value.entries()}
+
+
+def _names(value: Value, count: int) -> tuple[str, ...]:
+    family: NameFamily
+    if isinstance(value.data, str):
+        family = value.text()
+    elif isinstance(value.data, list):
+        family = list(value.each(_name_item))
+    else:
+        family = _name_item(value)
+    try:
+        return decode_names(family, count)
+    except ValueError as error:
+        return fail(value.place, value.data, f"{count} names: {error}")
+
+
+def _name_item(value: Value) -> NameItem:
+    if isinstance(value.data, str):
+        return value.text()
+    return {"pattern": value["pattern"].text(), "values": value["values"].text()}
+
+
+def _name_list(value: Value) -> tuple[str, ...]:
+    try:
+        return decode_list(value.each(_name_item))
+    except ValueError as error:
+        return fail(value.place, value.data, f"names: {error}")
+
+
+def _repeat(value: Value) -> RepeatEntry:
+    count = value["count"].integer(1)
+    if count > MAX_SERIES:
+        fail(f"{value.place}.count", count, f"at most {MAX_SERIES}")
+    run, labels = value.get("run"), value.get("labels")
+    return RepeatEntry(
+        block=value["block"].text(),
+        variant=value["variant"].integer(),
+        run=None if run is None else run.integer(),
+        count=count,
+        recompute=value["recompute"].text(RECOMPUTES),
+        names=_name_table(value["names"], count),
+        labels={} if labels is None else _name_table(labels, count),
+    )
+
+
+def _redistribution(value: Value, axes: Sequence[str]) -> RedistributionEntry:
+    block, variant = _owner(value)
+    given = value.get("count")
+    count = 1 if given is None else given.integer(2)
+    return RedistributionEntry(
+        block=block,
+        variant=variant,
+        decision=RedistributionDecision(
+            tensor=value["tensor"].text(),
+            source=value["from"].placements(axes),
+            to=value["to"].placements(axes),
+            gradient=_optional(value.get("gradient"), axes),
+            forward=value["forward"].each(lambda step: _step(step, axes)),
+            backward=value["backward"].each(lambda step: _step(step, axes)),
+            consumers=_name_list(value["consumers"]),
+        ),
+        count=count,
+        names={} if count == 1 else _name_table(value["names"], count),
+    )
+
+
+def _step(value: Value, axes: Sequence[str]) -> Step:
+    split = value["axes"].axes(axes)
+    if len(split) != 1:
+        fail(f"{value.place}.axes", value["axes"].data, "one axis")
+    return Step(
+        kind=value["kind"].text(),
+        axis=split[0],
+        source=value["from"].placement(),
+        target=value["to"].placement(),
+    )
+
+
+def _bucket(value: Value, axes: Sequence[str]) -> BucketEntry:
+    count = value.get("count")
+    return BucketEntry(
+        id=value["id"].integer(),
+        count=1 if count is None else count.integer(1),
+        axes=value["axes"].axes(axes),
+        dtype=value["dtype"].text(),
+        zero_level=value["zero"].integer(),
+        elements=value["elements"].integer(),
+    )
+
+
+def _collective(value: Value, axes: Sequence[str]) -> CollectiveEntry:
+    return CollectiveEntry(
+        phase=value["phase"].text(PHASES),
+        kind=value["kind"].text(),
+        axes=tuple(axes[axis] for axis in value["axes"].axes(axes)),
+        algorithm=value["algorithm"].text(),
+        elements=value["elements"].integer(),
+        bytes=value["bytes"].integer(),
+        count=value["count"].integer(),
+        time_ns=value["time_ns"].integer(),
+    )
+
+
+def _predicted(value: Value) -> Predicted:
+    return Predicted(
+        step_ns=value["step_ns"].integer(),
+        compute_ns=value["compute_ns"].integer(),
+        communication_ns=value["communication_ns"].integer(),
+        hidden_ns=value["hidden_ns"].integer(),
+        memory_bytes=value["memory_bytes"].counts(),
+    )
+
+
+def _certificate(value: Value) -> Certificate:
+    return Certificate(
+        objective_ns=value["objective_ns"].integer(),
+        bound_ns=value["bound_ns"].integer(),
+        gap_basis_points=value["gap_basis_points"].integer(),
+        status=value["status"].text(_STATUSES),
+        space=value["space"].counts(),
+        not_in_objective=value["not_in_objective"].texts(),
+    )

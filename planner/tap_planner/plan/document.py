@@ -1,0 +1,263 @@
+"""The plan document: ``plan.json`` as typed values.
+
+Decisions are stored once per block and variant. A **block** is a subgraph that occurs once or several times; its id is
+the digest of its signature (operator types, wiring, shapes). Occurrences with different decisions are **variants**.
+The operators, tensors and parameters of a block carry the names of the variant's first occurrence; ``repeats`` says
+what they are called in every occurrence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tap_planner.plan.decisions import (
+    AxisDecision,
+    OperatorDecision,
+    ParameterDecision,
+    RedistributionDecision,
+)
+from tap_planner.plan.options import PlanOptions
+
+SCHEMA_URI = "https://tap-planner.invalid/schema/plan-1.json"
+FORMAT_MAJOR = 1
+FORMAT_VERSION = "1.0"
+KIND = "tap.plan"
+
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "workspace")
+PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
+
+BlockKey = tuple[str, int]
+"""Block id and variant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Producer:
+    """The program that wrote the plan."""
+
+    name: str = "tap-planner"
+    version: str
+    ortools: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """The model that was planned."""
+
+    name: str
+    """Base name of the file."""
+    file_sha256: str
+    graph_digest: str
+    """Digest of the bound graph without weights."""
+    dims: Mapping[str, int]
+    """How symbolic dims were bound."""
+    batch: int
+    """Global batch of one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSection:
+    """The devices as a grid."""
+
+    axes: tuple[AxisDecision, ...]
+    ranks: tuple[tuple[int, ...], ...]
+    """Where each rank (row-major over the axes) lies in the cluster: outermost level first, (node, device)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A pipeline stage: the operators from ``first`` to ``last``."""
+
+    first: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSection:
+    """Stages, schedule and microbatches."""
+
+    stages: tuple[Stage, ...]
+    schedule: str = "none"
+    microbatches: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockEntry:
+    """The operators of one variant of a block."""
+
+    id: str
+    variant: int
+    operators: tuple[OperatorDecision, ...]
+
+    @property
+    def key(self) -> BlockKey:
+        """Block id and variant."""
+        return self.id, self.variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterEntry:
+    """A parameter of a block; or, with ``block`` None, one that several occurrences read, written out in full."""
+
+    block: str | None
+    variant: int
+    tensors: tuple[str, ...]
+    """Tensors that read the parameter, in order of use (usually the parameter's own name)."""
+    decision: ParameterDecision
+    """With ``bucket`` None."""
+    buckets: tuple[int | None, ...]
+    """Bucket in each occurrence of the variant, in the order of ``repeats``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatEntry:
+    """Consecutive occurrences of one variant of a block with the same recompute setting."""
+
+    block: str
+    variant: int
+    run: int | None
+    """Number of the run of repeats; None outside runs."""
+    count: int
+    recompute: str
+    names: Mapping[str, tuple[str, ...]]
+    """For every operator, tensor and parameter name of the block its name in each occurrence."""
+    labels: Mapping[str, tuple[str, ...]]
+    """For operators (by id) whose display name is not the block's: the display name in each occurrence."""
+
+    @property
+    def key(self) -> BlockKey:
+        """Block id and variant."""
+        return self.block, self.variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedistributionEntry:
+    """A redistribution of a block; or, with ``block`` None, some whose consumers span several occurrences."""
+
+    block: str | None
+    variant: int
+    decision: RedistributionDecision
+    count: int = 1
+    """How many are alike, with ``block`` None."""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """With ``count`` > 1: what tensor and consumers are called in each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketEntry:
+    """Buckets ``id`` to ``id + count - 1``, which are alike; parameters name the bucket they are in."""
+
+    id: int
+    count: int
+    axes: tuple[int, ...]
+    dtype: str
+    zero_level: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveEntry:
+    """A collective of the step, counted on the rank at coordinate 0 of every axis."""
+
+    phase: str
+    kind: str
+    axes: tuple[str, ...]
+    algorithm: str
+    elements: int
+    bytes: int
+    """Of one call."""
+    count: int
+    """Calls per step."""
+    time_ns: int = 0
+    """Predicted time of one call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What the plan is expected to cost."""
+
+    step_ns: int
+    compute_ns: int
+    communication_ns: int
+    hidden_ns: int
+    """Communication that runs behind compute."""
+    memory_bytes: Mapping[str, int]
+    """Per device, by kind (``MEMORY_KINDS``)."""
+
+    @property
+    def total_memory_bytes(self) -> int:
+        """Memory per device."""
+        return sum(self.memory_bytes.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """How good the plan is proven to be."""
+
+    objective_ns: int
+    bound_ns: int
+    gap_basis_points: int
+    status: str
+    """``optimal`` or ``feasible``."""
+    space: Mapping[str, int]
+    """Sizes of what was enumerated (``meshes``, ``strategies``, ...)."""
+    not_in_objective: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """SHA-256 in hex."""
+
+    decisions: str
+    """Over everything that the applier obeys."""
+    plan: str
+    """Over the canonical text without the digests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedDecisions:
+    """The parts of a document that ``fold_decisions`` makes."""
+
+    parameters: tuple[ParameterEntry, ...]
+    blocks: tuple[BlockEntry, ...]
+    repeats: tuple[RepeatEntry, ...]
+    redistributions: tuple[RedistributionEntry, ...]
+    buckets: tuple[BucketEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDocument:
+    """A whole plan."""
+
+    format_version: str = FORMAT_VERSION
+    producer: Producer
+    model: ModelInput
+    cluster: Mapping[str, object]
+    """``Cluster.to_json()``: the complete device record and links."""
+    options: PlanOptions
+    """As given, except that the batch and the loss are the bound ones."""
+    mesh: MeshSection
+    pipeline: PipelineSection
+    folded: FoldedDecisions
+    collectives: tuple[CollectiveEntry, ...]
+    predicted: Predicted
+    certificate: Certificate
+    digests: Digests | None = None
+    """None until ``with_digests`` has computed them."""
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the mesh axes, outermost first."""
+        return tuple(axis.name for axis in self.mesh.axes)
+
+
+def row_major_ranks(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Places of the ranks of a cluster in row-major order.
+
+    Args:
+        shape: sizes of the topology's levels, outermost first.
+    """
+    places: list[tuple[int, ...]] = [()]
+    for size in shape:
+        places = [(*place, index) for place in places for index in range(size)]
+    return tuple(places)

@@ -1,0 +1,315 @@
+"""Plan document -> JSON values, with the keys in schema order; keys whose value is the default may be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tap_planner.plan.decisions import OperandDecision, OperatorDecision, ParameterDecision
+from tap_planner.plan.document import (
+    KIND,
+    SCHEMA_URI,
+    BlockEntry,
+    BucketEntry,
+    CollectiveEntry,
+    MeshSection,
+    ParameterEntry,
+    PipelineSection,
+    PlanDocument,
+    RedistributionEntry,
+    RepeatEntry,
+    row_major_ranks,
+)
+from tap_planner.plan.names import encode_list, encode_names
+from tap_planner.plan.options import Constraint, PlanOptions
+from tap_planner.sharding import Placements, Step
+
+Json = dict[str, object]
+
+_LISTED_RANKS = 64
+"""Meshes of more ranks write a row-major order as its shape."""
+
+
+def document_to_json(document: PlanDocument) -> Json:
+    """The whole plan; ``digests`` is left out while they are not computed."""
+    axes = document.axis_names
+    folded = document.folded
+    json: Json = {
+        "$schema": SCHEMA_URI,
+        "format_version": document.format_version,
+        "kind": KIND,
+        "producer": {
+            "name": document.producer.name,
+            "version": document.producer.version,
+            "ortools": document.producer.ortools,
+        },
+        "inputs": _inputs(document),
+        "options": options_to_json(document.options),
+        "mesh": _mesh(document.mesh),
+        "pipeline": _pipeline(document.pipeline),
+        "parameters": [_parameter(entry, axes) for entry in folded.parameters],
+        "blocks": [_block(entry, axes) for entry in folded.blocks],
+        "repeats": [_repeat(entry) for entry in folded.repeats],
+        "redistributions": [_redistribution(entry, axes) for entry in folded.redistributions],
+        "buckets": [_bucket(entry, axes) for entry in folded.buckets],
+        "collectives": [_collective(entry) for entry in document.collectives],
+        "predicted": _predicted(document),
+        "certificate": _certificate(document),
+    }
+    if document.digests is not None:
+        json["digests"] = {"decisions": document.digests.decisions, "plan": document.digests.plan}
+    return json
+
+
+def _sorted(mapping: Mapping[str, object]) -> Json:
+    return {key: mapping[key] for key in sorted(mapping)}
+
+
+def _inputs(document: PlanDocument) -> Json:
+    model = document.model
+    return {
+        "model": {
+            "name": model.name,
+            "file_sha256": model.file_sha256,
+            "graph_digest": model.graph_digest,
+            "dims": _sorted(model.dims),
+            "batch": model.batch,
+        },
+        "cluster": dict(document.cluster),
+    }
+
+
+def options_to_json(options: PlanOptions) -> Json:
+    """The options section."""
+    loss = None if options.loss is None else {"kind": options.loss, "output": options.loss_output}
+    return {
+        "mode": options.mode,
+        "batch": options.batch,
+        "precision": options.precision,
+        "optimizer": options.optimizer,
+        "loss": loss,
+        "cost": options.cost,
+        "zero": options.zero,
+        "microbatches": options.microbatches,
+        "recompute": options.recompute,
+        "mesh": options.mesh,
+        "max_axes": options.max_axes,
+        "max_memory_bytes": options.max_memory_bytes,
+        "constraints": [_constraint(constraint) for constraint in options.constraints],
+        "dims": _sorted(options.dims),
+        "shapes": {name: list(options.shapes[name]) for name in sorted(options.shapes)},
+        "values": _sorted(options.values),
+        "batch_dim": options.batch_dim,
+        "freeze": list(options.freeze),
+        "train": list(options.train),
+    }
+
+
+def _constraint(constraint: Constraint) -> Json:
+    json: Json = {"kind": constraint.kind}
+    if constraint.kind == "operator":
+        json["operators"] = constraint.pattern
+    json["axis"] = constraint.axis
+    if constraint.kind == "operator":
+        json["value"] = constraint.value
+    json["rule"] = "forbid" if constraint.forbid else "require"
+    return json
+
+
+def _mesh(mesh: MeshSection) -> Json:
+    return {
+        "axes": [{"name": axis.name, "size": axis.size, "levels": list(axis.levels)} for axis in mesh.axes],
+        "ranks": _ranks(mesh.ranks),
+    }
+
+
+def _ranks(ranks: Sequence[tuple[int, ...]]) -> object:
+    if len(ranks) > _LISTED_RANKS:
+        shape = tuple(max(place) + 1 for place in zip(*ranks, strict=True))
+        if tuple(ranks) == row_major_ranks(shape):
+            return {"order": "row-major", "shape": list(shape)}
+    return [list(place) for place in ranks]
+
+
+def _pipeline(pipeline: PipelineSection) -> Json:
+    return {
+        "stages": [{"first": stage.first, "last": stage.last} for stage in pipeline.stages],
+        "schedule": pipeline.schedule,
+        "microbatches": pipeline.microbatches,
+    }
+
+
+def _placements(placements: Placements, axes: Sequence[str]) -> Json:
+    return {axis: str(placement) for axis, placement in zip(axes, placements, strict=True)}
+
+
+def _optional(placements: Placements | None, axes: Sequence[str]) -> Json | None:
+    return None if placements is None else _placements(placements, axes)
+
+
+def _owner(block: str | None, variant: int) -> Json:
+    return {"block": block} if block is None else {"block": block, "variant": variant}
+
+
+def _parameter(entry: ParameterEntry, axes: Sequence[str]) -> Json:
+    decision: ParameterDecision = entry.decision
+    json: Json = {"name": decision.name, **_owner(entry.block, entry.variant)}
+    if entry.tensors != (decision.name,):
+        json["tensors"] = list(entry.tensors)
+    return json | {
+        "shape": list(decision.shape),
+        "dtype": decision.dtype,
+        "trainable": decision.trainable,
+        "placement": _placements(decision.placement, axes),
+        "gradient": _optional(decision.gradient, axes),
+        "zero": {"level": decision.zero_level, "axes": [axes[axis] for axis in decision.zero_axes]},
+        "bucket": encode_runs(entry.buckets),
+    }
+
+
+def encode_runs(values: Sequence[int | None]) -> list[object]:
+    """Run-length code: a value once, ``[value, count]``, or ``[first, count, 1]`` for values that count up."""
+    runs: list[object] = []
+    start = 0
+    while start < len(values):
+        first = values[start]
+        same = _matching(values, start, lambda _: first)
+        rising = 1 if first is None else _matching(values, start, lambda offset: first + offset)
+        length = max(same, rising)
+        if length == 1:
+            runs.append(first)
+        else:
+            runs.append([first, length] if same == length else [first, length, 1])
+        start += length
+    return runs
+
+
+def _matching(values: Sequence[int | None], start: int, expected: object) -> int:
+    assert callable(expected)
+    length = 1
+    while start + length < len(values) and values[start + length] == expected(length):
+        length += 1
+    return length
+
+
+def _block(entry: BlockEntry, axes: Sequence[str]) -> Json:
+    return {
+        "id": entry.id,
+        "variant": entry.variant,
+        "operators": [_operator(operator, axes) for operator in entry.operators],
+    }
+
+
+def _operator(operator: OperatorDecision, axes: Sequence[str]) -> Json:
+    return {
+        "id": operator.id,
+        "name": operator.name,
+        "type": operator.type,
+        "strategy": dict(zip(axes, operator.strategy, strict=True)),
+        "inputs": [_operand(operand, axes) for operand in operator.inputs],
+        "outputs": [
+            {
+                "tensor": output.tensor,
+                "shape": list(output.shape),
+                "placement": _placements(output.placement, axes),
+            }
+            for output in operator.outputs
+        ],
+    }
+
+
+def _operand(operand: OperandDecision | None, axes: Sequence[str]) -> Json | None:
+    if operand is None:
+        return None
+    json: Json = {"tensor": operand.tensor, "placement": _placements(operand.placement, axes)}
+    if operand.gradient is not None:
+        json["gradient"] = _placements(operand.gradient, axes)
+    return json
+
+
+def _name_table(table: Mapping[str, Sequence[str]]) -> Json:
+    return {name: encode_names(names) for name, names in table.items()}
+
+
+def _repeat(entry: RepeatEntry) -> Json:
+    json: Json = {
+        "block": entry.block,
+        "variant": entry.variant,
+        "run": entry.run,
+        "count": entry.count,
+        "recompute": entry.recompute,
+        "names": _name_table(entry.names),
+    }
+    if entry.labels:
+        json["labels"] = _name_table(entry.labels)
+    return json
+
+
+def _redistribution(entry: RedistributionEntry, axes: Sequence[str]) -> Json:
+    decision = entry.decision
+    json: Json = {"tensor": decision.tensor, **_owner(entry.block, entry.variant)}
+    json |= {
+        "from": _placements(decision.source, axes),
+        "to": _placements(decision.to, axes),
+        "gradient": _optional(decision.gradient, axes),
+        "forward": _steps(decision.forward, axes),
+        "backward": _steps(decision.backward, axes),
+        "consumers": encode_list(decision.consumers),
+    }
+    if entry.count > 1:
+        json |= {"count": entry.count, "names": _name_table(entry.names)}
+    return json
+
+
+def _steps(steps: Iterable[Step], axes: Sequence[str]) -> list[Json]:
+    return [
+        {"kind": step.kind, "axes": [axes[step.axis]], "from": str(step.source), "to": str(step.target)}
+        for step in steps
+    ]
+
+
+def _bucket(entry: BucketEntry, axes: Sequence[str]) -> Json:
+    json: Json = {"id": entry.id}
+    if entry.count > 1:
+        json["count"] = entry.count
+    return json | {
+        "axes": [axes[axis] for axis in entry.axes],
+        "dtype": entry.dtype,
+        "zero": entry.zero_level,
+        "elements": entry.elements,
+    }
+
+
+def _collective(entry: CollectiveEntry) -> Json:
+    return {
+        "phase": entry.phase,
+        "kind": entry.kind,
+        "axes": list(entry.axes),
+        "algorithm": entry.algorithm,
+        "elements": entry.elements,
+        "bytes": entry.bytes,
+        "count": entry.count,
+        "time_ns": entry.time_ns,
+    }
+
+
+def _predicted(document: PlanDocument) -> Json:
+    predicted = document.predicted
+    return {
+        "step_ns": predicted.step_ns,
+        "compute_ns": predicted.compute_ns,
+        "communication_ns": predicted.communication_ns,
+        "hidden_ns": predicted.hidden_ns,
+        "memory_bytes": dict(predicted.memory_bytes),
+    }
+
+
+def _certificate(document: PlanDocument) -> Json:
+    certificate = document.certificate
+    return {
+        "objective_ns": certificate.objective_ns,
+        "bound_ns": certificate.bound_ns,
+        "gap_basis_points": certificate.gap_basis_points,
+        "status": certificate.status,
+        "space": _sorted(certificate.space),
+        "not_in_objective": list(certificate.not_in_objective),
+    }

@@ -1,0 +1,201 @@
+"""Lower a plan's decisions onto a graph: the instructions that every rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tap_planner.errors import ApplyError
+from tap_planner.graph import Graph, TensorKind
+from tap_planner.plan import Decisions, OperandDecision, OperatorDecision
+from tap_planner.program.types import (
+    Compute,
+    GatherParameters,
+    GatherUpdated,
+    Instruction,
+    Phase,
+    Program,
+    Redistribute,
+    ReduceGradients,
+    Release,
+    UpdateParameters,
+)
+from tap_planner.sharding import Placements
+
+
+def lower(graph: Graph, decisions: Decisions) -> Program:
+    """Turn decisions into a Program.
+
+    Args:
+        graph: the model bound with the batch of one microbatch.
+        decisions: as expanded from a plan.
+
+    Raises:
+        ApplyError: the decisions are not about this graph.
+    """
+    lowering = _Lowering(graph, decisions)
+    microbatch, step = lowering.instructions()
+    mean = decisions.loss is not None and decisions.loss.kind != "sum"
+    return Program(
+        graph=graph,
+        decisions=decisions,
+        microbatch=microbatch,
+        step=step,
+        loss_scale_denominator=decisions.microbatches if mean else 1,
+    )
+
+
+class _Lowering:
+    """Working state of ``lower``."""
+
+    def __init__(self, graph: Graph, decisions: Decisions) -> None:
+        self.graph = graph
+        self.decisions = decisions
+        self._check()
+        self.redistributions = decisions.redistribution_of()
+        self.region_of = self._region_of()
+        self.bucket_of_tensor = self._gathered_tensors()
+
+    def _check(self) -> None:
+        ids = tuple(operator.id for operator in self.graph.operators)
+        planned = tuple(operator.id for operator in self.decisions.operators)
+        if ids != planned:
+            different = next((a for a, b in zip(ids, planned, strict=False) if a != b), "the number of operators")
+            raise ApplyError(
+                f"the plan was made for another model: they differ at {different!r}",
+                hint="plan this model anew with tap-plan",
+            )
+        in_regions = tuple(name for region in self.decisions.regions for name in region.operators)
+        if in_regions != ids:
+            raise ApplyError("the plan's repeats do not list the operators of the model in order")
+
+    def _region_of(self) -> dict[str, int]:
+        return {name: index for index, region in enumerate(self.decisions.regions) for name in region.operators}
+
+    def _gathered_tensors(self) -> dict[str, int]:
+        """Bucket to gather before a stored parameter can be read (ZeRO 3)."""
+        return {
+            parameter.name: parameter.bucket
+            for parameter in self.decisions.parameters
+            if parameter.zero_level == 3 and parameter.bucket is not None
+        }
+
+    def instructions(self) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
+        """Instructions per microbatch and per step."""
+        microbatch = list(self._forward())
+        once: list[Instruction] = []
+        if self.decisions.mode == "train":
+            microbatch.extend(self._backward())
+            for bucket in self.decisions.buckets:
+                (microbatch if bucket.zero_level >= 2 else once).append(ReduceGradients(bucket.id))
+            once.append(UpdateParameters())
+            once.extend(GatherUpdated(b.id) for b in self.decisions.buckets if b.zero_level in (1, 2))
+        return tuple(microbatch), tuple(once)
+
+    def _operands(self, operator: OperatorDecision) -> Iterator[OperandDecision]:
+        seen: set[tuple[str, Placements, Placements | None]] = set()
+        for operand in operator.inputs:
+            if operand is None:
+                continue
+            key = (operand.tensor, operand.placement, operand.gradient)
+            if key not in seen:
+                seen.add(key)
+                yield operand
+
+    def _run(self, index: int, phase: Phase, made: set[int], gathered: set[int]) -> Iterator[Instruction]:
+        """Gathers and redistributions that an operator still waits for, then the operator."""
+        operator = self.decisions.operators[index]
+        for operand in self._operands(operator):
+            read = self.graph.tensors[operand.tensor].read
+            bucket = self.bucket_of_tensor.get(read.parameter) if read is not None else None
+            if bucket is not None and bucket not in gathered:
+                gathered.add(bucket)
+                yield GatherParameters(phase, bucket)
+            edge = self.redistributions.get((operand.tensor, operand.placement, operand.gradient))
+            if edge is not None and edge not in made:
+                made.add(edge)
+                yield Redistribute(phase, edge)
+        yield Compute(phase, index)
+
+    def _forward(self) -> Iterator[Instruction]:
+        made: set[int] = set()
+        gathered: set[int] = set()
+        position = 0
+        for number, region in enumerate(self.decisions.regions):
+            for _ in region.operators:
+                yield from self._run(position, Phase.FORWARD, made, gathered)
+                position += 1
+            if region.recompute == "full":
+                yield Release(number)
+
+    def _backward(self) -> Iterator[Instruction]:
+        gathered: set[int] = set()
+        pending = self._edges_by_release()
+        position = len(self.decisions.operators)
+        for number in range(len(self.decisions.regions) - 1, -1, -1):
+            region = self.decisions.regions[number]
+            first = position - len(region.operators)
+            if region.recompute == "full":
+                yield from self._recompute(number, first, gathered)
+            for index in range(position - 1, first - 1, -1):
+                yield from self._backward_of(index, gathered, pending)
+            position = first
+
+    def _recompute(self, number: int, first: int, gathered: set[int]) -> Iterator[Instruction]:
+        """Forward of a region again; what several regions share was kept."""
+        region = self.decisions.regions[number]
+        made = {
+            edge
+            for edge, decision in enumerate(self.decisions.redistributions)
+            if any(self.region_of[consumer] != number for consumer in decision.consumers)
+        }
+        for index in range(first, first + len(region.operators)):
+            for instruction in self._run(index, Phase.RECOMPUTE, made, gathered):
+                if isinstance(instruction, GatherParameters):
+                    instruction = GatherParameters(Phase.BACKWARD, instruction.bucket)
+                yield instruction
+
+    def _edges_by_release(self) -> dict[int, list[int]]:
+        """Redistributions whose gradient is complete once an operator's backward has run: those of parameters after
+        their first consumer. Those of activations are run just before their producer's backward."""
+        position = {operator.id: index for index, operator in enumerate(self.decisions.operators)}
+        result: dict[int, list[int]] = {}
+        for edge, decision in enumerate(self.decisions.redistributions):
+            if decision.gradient is None:
+                continue
+            if self.graph.tensors[decision.tensor].kind is TensorKind.PARAMETER:
+                first = min(position[consumer] for consumer in decision.consumers)
+                result.setdefault(first, []).append(edge)
+        return result
+
+    def _backward_of(self, index: int, gathered: set[int], pending: dict[int, list[int]]) -> Iterator[Instruction]:
+        operator = self.graph.operators[index]
+        decision = self.decisions.operators[index]
+        makes_gradient = any(
+            operand is not None and operand.gradient is not None for operand in decision.inputs
+        ) and any(self.graph.tensors[name].requires_gradient for name in operator.outputs)
+        for name in operator.outputs:
+            yield from (Redistribute(Phase.BACKWARD, edge) for edge in self._edges_of(name))
+        if makes_gradient:
+            for operand in self._operands(decision):
+                read = self.graph.tensors[operand.tensor].read
+                bucket = self.bucket_of_tensor.get(read.parameter) if read is not None else None
+                if bucket is not None and bucket not in gathered:
+                    gathered.add(bucket)
+                    yield GatherParameters(Phase.BACKWARD, bucket)
+            yield Compute(Phase.BACKWARD, index)
+        for edge in pending.get(index, ()):
+            yield Redistribute(Phase.BACKWARD, edge)
+
+    def _edges_of(self, tensor: str) -> Iterator[int]:
+        if self.graph.tensors[tensor].kind is not TensorKind.ACTIVATION:
+            return
+        for edge in self._activation_edges().get(tensor, ()):
+            yield edge
+
+    def _activation_edges(self) -> dict[str, list[int]]:
+        if not hasattr(self, "_edges"):
+            self._edges: dict[str, list[int]] = {}
+            for edge, decision in enumerate(self.decisions.redistributions):
+                if decision.gradient is not None:
+                    self._edges.setdefault(decision.tensor, []).append(edge)
+        return self._edges

@@ -1,0 +1,110 @@
+"""Chains of repeats: min-plus powers of a block's boundary matrix."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from tap_planner.search.elimination import INFINITE
+
+
+def min_plus(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Min-plus product of batched matrices: [s, a, c] x [s, c, b] -> [s, a, b]."""
+    batch, rows, middle = left.shape
+    columns = right.shape[2]
+    result = np.full((batch, rows, columns), INFINITE, dtype=np.int64)
+    for c in range(middle):
+        np.minimum(result, left[:, :, c, None] + right[:, c, None, :], out=result)
+    return result
+
+
+class Chain:
+    """``count`` equal links followed by one last link.
+
+    Args:
+        link: [s, a, b] least cost of one link from boundary state a to b under the shared assignment s.
+        last: the same for the last link.
+        count: number of links before the last one; 0 is allowed.
+    """
+
+    def __init__(self, link: np.ndarray, last: np.ndarray, count: int) -> None:
+        self.link = link
+        self.last = last
+        self.count = count
+
+    @cached_property
+    def _powers(self) -> list[np.ndarray]:
+        """link ** (2 ** k)"""
+        powers = [self.link]
+        while 1 << len(powers) <= self.count:
+            powers.append(min_plus(powers[-1], powers[-1]))
+        return powers
+
+    @cached_property
+    def _suffixes(self) -> list[tuple[int, np.ndarray]]:
+        """(k, product of link ** (2 ** k) and all that follows), in chain order."""
+        suffixes: list[tuple[int, np.ndarray]] = []
+        table = self.last
+        for k, power in enumerate(self._powers):
+            if self.count >> k & 1:
+                table = min_plus(power, table)
+                suffixes.append((k, table))
+        suffixes.reverse()
+        return suffixes
+
+    @property
+    def table(self) -> np.ndarray:
+        """[s, a, b] least cost of the whole chain."""
+        return self._suffixes[0][1] if self._suffixes else self.last
+
+    def path(self, s: int, a: int, b: int) -> list[int]:
+        """Boundary states of a cheapest chain, ``count + 2`` of them (ties: smallest states)."""
+        states = [a]
+        for number, (k, _) in enumerate(self._suffixes):
+            rest = self._suffixes[number + 1][1] if number + 1 < len(self._suffixes) else self.last
+            current = states[-1]
+            following = int((self._powers[k][s, current, :] + rest[s, :, b]).argmin())
+            self._expand(s, k, current, following, states)
+        states.append(b)
+        return states
+
+    def _expand(self, s: int, k: int, a: int, b: int, states: list[int]) -> None:
+        """Append the states after ``a`` of a cheapest path of 2 ** k links from a to b."""
+        stack = [(k, a, b)]
+        while stack:
+            level, start, end = stack.pop()
+            if level == 0:
+                states.append(end)
+                continue
+            half = self._powers[level - 1]
+            middle = int((half[s, start, :] + half[s, :, end]).argmin())
+            stack.append((level - 1, middle, end))
+            stack.append((level - 1, start, middle))
+
+    def outside_of_links(self, outside: np.ndarray) -> np.ndarray:
+        """Least cost of everything but one link, over all positions of that link among the ``count + 1``.
+
+        Args:
+            outside: [s, a, b] cost of what is outside the chain.
+
+        Returns:
+            [s, a, b]
+        """
+        total = self.count + 1
+        batch, size, _ = self.link.shape
+        identity = np.full((batch, size, size), INFINITE, dtype=np.int64)
+        identity[:, np.arange(size), np.arange(size)] = 0
+        backwards: list[np.ndarray] = [identity]
+        for _ in range(total - 1):
+            backwards.append(min_plus(self.link, backwards[-1]))
+        result = np.full_like(outside, INFINITE)
+        transposed = np.swapaxes(outside, 1, 2)
+        forward = identity
+        for position in range(total):
+            # [b, a0] then [b, a]: after the link, round the outside, up to the link
+            round_trip = min_plus(min_plus(backwards[total - 1 - position], transposed), forward)
+            np.minimum(result, np.swapaxes(round_trip, 1, 2), out=result)
+            if position + 1 < total:
+                forward = min_plus(forward, self.link)
+        return np.minimum(result, INFINITE)

@@ -1,0 +1,209 @@
+"""Exact min-plus variable elimination, with backtracking and min-marginals.
+
+Bucket elimination: Dechter, "Bucket elimination: a unifying framework for reasoning", Artificial Intelligence 113, 1999.
+Tables are int64; ``INFINITE`` marks what is forbidden.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+INFINITE = np.int64(1) << 56
+"""Cost of what is forbidden: more than any sum of real costs, and a hundred of them stay inside int64."""
+MAX_TABLE_ENTRIES = 40_000_000
+"""Largest table that elimination may build (320 MB)."""
+
+
+class WidthError(Exception):
+    """Elimination would need a table that is too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A cost table over some variables."""
+
+    scope: tuple[int, ...]
+    """Variables, one per dim of ``table``."""
+    table: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    variable: int
+    neighbours: tuple[int, ...]
+    joined: np.ndarray
+    """[*neighbours, variable]"""
+    message: np.ndarray
+    """[*neighbours]"""
+
+
+class Elimination:
+    """The outcome of eliminating all variables but ``keep``."""
+
+    def __init__(self, domains: Mapping[int, int], keep: tuple[int, ...], buckets: list[_Bucket], table: np.ndarray):
+        self.domains = domains
+        self.keep = keep
+        self.table = table
+        """[*keep] least cost for each assignment of the kept variables."""
+        self._buckets = buckets
+
+    def backtrack(self, assignment: dict[int, int]) -> None:
+        """Extend an assignment of ``keep`` to a cheapest one of all variables (ties: smallest index), in place."""
+        for bucket in reversed(self._buckets):
+            row = bucket.joined[tuple(assignment[v] for v in bucket.neighbours)]
+            assignment[bucket.variable] = int(row.argmin())
+
+    def marginals(self, outside: np.ndarray | None = None) -> dict[int, np.ndarray]:
+        """Least total cost with each variable fixed to each of its values.
+
+        Args:
+            outside: [*keep] cost added to each assignment of the kept variables.
+        """
+        total = self.table if outside is None else np.minimum(self.table + outside, INFINITE)
+        result: dict[int, np.ndarray] = {}
+        for position, variable in enumerate(self.keep):
+            result[variable] = total.min(axis=tuple(d for d in range(len(self.keep)) if d != position))
+        beliefs: dict[int, np.ndarray] = {}
+        for number in range(len(self._buckets) - 1, -1, -1):
+            bucket = self._buckets[number]
+            parent = self._parent(number)
+            if parent is None:
+                whole, scope = total, self.keep
+            else:
+                above = self._buckets[parent]
+                whole, scope = beliefs[parent], (*above.neighbours, above.variable)
+            reduced = _reduce_to(whole, scope, bucket.neighbours)
+            rest = np.where(bucket.message >= INFINITE, INFINITE, reduced - bucket.message)
+            belief = np.minimum(bucket.joined + rest[..., None], INFINITE)
+            beliefs[number] = belief
+            result[bucket.variable] = belief.min(axis=tuple(range(belief.ndim - 1)))
+        return result
+
+    def _parent(self, number: int) -> int | None:
+        """The bucket in which the message of a bucket was joined, or None for the table over ``keep``."""
+        neighbours = set(self._buckets[number].neighbours)
+        for later in range(number + 1, len(self._buckets)):
+            if self._buckets[later].variable in neighbours:
+                return later
+        return None
+
+
+def _reduce_to(table: np.ndarray, scope: tuple[int, ...], wanted: tuple[int, ...]) -> np.ndarray:
+    """Minimum over all variables but ``wanted``, dims in the order of ``wanted``."""
+    missing = tuple(d for d, v in enumerate(scope) if v not in wanted)
+    reduced = table.min(axis=missing) if missing else table
+    left = [v for v in scope if v in wanted]
+    return np.transpose(reduced, [left.index(v) for v in wanted])
+
+
+def join(factors: Sequence[Factor], scope: tuple[int, ...], domains: Mapping[int, int]) -> np.ndarray:
+    """Sum of factors as a table over ``scope``.
+
+    Raises:
+        WidthError: the table would exceed ``MAX_TABLE_ENTRIES``.
+    """
+    shape = tuple(domains[v] for v in scope)
+    size = 1
+    for length in shape:
+        size *= length
+    if size > MAX_TABLE_ENTRIES:
+        raise WidthError(f"a table of {size} entries over {len(scope)} variables")
+    position = {v: d for d, v in enumerate(scope)}
+    total = np.zeros(shape, dtype=np.int64)
+    for factor in factors:
+        order = sorted(range(len(factor.scope)), key=lambda d: position[factor.scope[d]])
+        table = np.transpose(factor.table, order)
+        expanded = [1] * len(scope)
+        for d in order:
+            expanded[position[factor.scope[d]]] = domains[factor.scope[d]]
+        total += table.reshape(expanded)
+    return total
+
+
+def elimination_order(
+    domains: Mapping[int, int], scopes: Sequence[tuple[int, ...]], keep: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Order by least size of the joined table (ties: smallest variable)."""
+    adjacent: dict[int, set[int]] = {v: set() for v in domains}
+    for scope in scopes:
+        for v in scope:
+            adjacent[v].update(scope)
+    for v, others in adjacent.items():
+        others.discard(v)
+
+    def weight(v: int) -> int:
+        size = domains[v]
+        for other in adjacent[v]:
+            size *= domains[other]
+        return size
+
+    kept = set(keep)
+    heap = [(weight(v), v) for v in domains if v not in kept]
+    heapq.heapify(heap)
+    done: set[int] = set()
+    order: list[int] = []
+    while heap:
+        size, v = heapq.heappop(heap)
+        if v in done or size != weight(v):
+            continue
+        done.add(v)
+        order.append(v)
+        neighbours = adjacent.pop(v)
+        for other in neighbours:
+            adjacent[other].discard(v)
+            adjacent[other].update(n for n in neighbours if n != other)
+        for other in neighbours:
+            if other not in kept:
+                heapq.heappush(heap, (weight(other), other))
+    return tuple(order)
+
+
+def eliminate(
+    domains: Mapping[int, int],
+    factors: Sequence[Factor],
+    keep: tuple[int, ...] = (),
+    order: tuple[int, ...] | None = None,
+) -> Elimination:
+    """Minimise the sum of ``factors`` over all variables but ``keep``.
+
+    Args:
+        domains: number of values of every variable.
+        factors: cost tables.
+        keep: variables that stay.
+        order: elimination order, if it is known from an equal structure.
+
+    Raises:
+        WidthError: some table would be too large.
+    """
+    if order is None:
+        order = elimination_order(domains, [f.scope for f in factors], keep)
+    touching: dict[int, dict[int, Factor]] = {v: {} for v in domains}
+    loose: dict[int, Factor] = {}
+    for number, factor in enumerate(factors):
+        loose[number] = factor
+        for v in factor.scope:
+            touching[v][number] = factor
+    following = len(factors)
+    buckets: list[_Bucket] = []
+    for variable in order:
+        mine = touching.pop(variable)
+        neighbours = tuple(sorted({v for f in mine.values() for v in f.scope} - {variable}))
+        joined = join(list(mine.values()), (*neighbours, variable), domains)
+        message = np.minimum(joined.min(axis=-1), INFINITE)
+        buckets.append(_Bucket(variable, neighbours, joined, message))
+        for number, factor in mine.items():
+            del loose[number]
+            for v in factor.scope:
+                if v != variable:
+                    del touching[v][number]
+        made = Factor(neighbours, message)
+        loose[following] = made
+        for v in neighbours:
+            touching[v][following] = made
+        following += 1
+    table = np.minimum(join(list(loose.values()), keep, domains), INFINITE)
+    return Elimination(domains, keep, buckets, table)

@@ -1,0 +1,604 @@
+"""Optimum of one configuration: relaxed elimination, min-marginal pruning, exact elimination.
+
+The relaxed model replaces a term of many consumers by equal shares (``Term.shares``): a lower bound in which every
+coupling is pairwise, so elimination is cheap. Its optimum, priced exactly, is an upper bound. Where the two differ,
+values whose min-marginal lies above the upper bound are dropped, and what is left is eliminated with exact terms.
+Every bound that is reported is a valid one: if the exact stage would need too large a table, the relaxed bound stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tap_planner.search.chain import Chain
+from tap_planner.search.elimination import (
+    INFINITE,
+    Elimination,
+    Factor,
+    WidthError,
+    eliminate,
+    elimination_order,
+)
+from tap_planner.search.model import CostedModel
+from tap_planner.search.terms import SCALE, RegionPolicy, Term
+
+MAX_BOUNDARY_STATES = 400
+"""Boundary states of a block up to which its matrix is worth having."""
+DENSE_ARITY = 3
+"""Terms of at most so many variables are exact in the relaxed model too."""
+MAX_SET_STATES = 5
+"""Destinations of a shared tensor up to which all their subsets are enumerated in the exact stage."""
+MAX_DENSE_ENTRIES = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What is minimised: ``time`` x ns + ``memory`` x bytes."""
+
+    time: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A strategy for every operator and every shared parameter."""
+
+    operators: tuple[int, ...]
+    parameters: Mapping[int, int]
+    """Parameter variable -> state."""
+
+    def value(self, variable: int) -> int:
+        """Value of any variable."""
+        return self.operators[variable] if variable < len(self.operators) else self.parameters[variable]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one minimisation found."""
+
+    bound: int
+    """Proven lower bound of SCALE x weighted cost."""
+    assignment: Assignment | None
+    """None where the constraints of the exact stage leave nothing."""
+    ns: int
+    num_bytes: int
+
+    def weighted(self, weights: Weights) -> int:
+        """SCALE x weighted cost of the assignment."""
+        return SCALE * (weights.time * self.ns + weights.memory * self.num_bytes)
+
+
+@dataclass(slots=True)
+class _PartTables:
+    """Cost tables of a part before weighting."""
+
+    scopes: list[tuple[int, ...]] = field(default_factory=list)
+    ns: list[np.ndarray] = field(default_factory=list)
+    num_bytes: list[np.ndarray] = field(default_factory=list)
+    domains: dict[int, int] = field(default_factory=dict)
+    keep: tuple[int, ...] = ()
+    order: tuple[int, ...] | None = None
+
+    def add(self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray) -> None:
+        self.scopes.append(scope)
+        self.ns.append(ns)
+        self.num_bytes.append(num_bytes)
+
+    def weighted(self, weights: Weights) -> list[Factor]:
+        forbidden = int(INFINITE) >> 6
+        factors: list[Factor] = []
+        for scope, ns, num_bytes in zip(self.scopes, self.ns, self.num_bytes, strict=True):
+            table = ns * weights.time
+            if weights.memory:
+                table = table + num_bytes * weights.memory
+            factors.append(Factor(scope, np.where(ns >= forbidden, INFINITE, table)))
+        return factors
+
+
+class Solver:
+    """Minimises weighted costs of one configuration.
+
+    Args:
+        costed: the model under the configuration.
+        use_runs: fold repeats (False: eliminate the whole graph, for comparison).
+    """
+
+    def __init__(self, costed: CostedModel) -> None:
+        self.costed = costed
+        self.model = costed.model
+        self.policy = costed.policy
+        self._alive: dict[int, np.ndarray] = {}
+        self._parts: dict[tuple[str, int, bool], _PartTables] = {}
+        self._set_states: dict[int, tuple[tuple[int, int], ...]] = {}
+
+    # -- domains -----------------------------------------------------------------------------------------------
+
+    def alive(self, variable: int) -> np.ndarray:
+        """Values of a variable that are still possible."""
+        key = self.model.class_of_variable(variable)
+        if key not in self._alive:
+            self._alive[key] = np.arange(self.model.domain(key))
+        return self._alive[key]
+
+    def restrict(self, alive: Mapping[int, np.ndarray]) -> Solver:
+        """A solver of the same model whose variables keep only the given values (by class)."""
+        restricted = Solver(self.costed)
+        restricted._alive = dict(alive)
+        return restricted
+
+    # -- tables ------------------------------------------------------------------------------------------------
+
+    def _link_policy(self, number: int, last: bool) -> RegionPolicy:
+        region = int(self.model.region_of[self.model.runs[number].second.start])
+        working = self.policy.working - {region} if not last else self.policy.working | {region}
+        return RegionPolicy(recomputed=self.policy.recomputed, working=frozenset(working) & self.policy.recomputed)
+
+    def _tables(self, kind: str, number: int, exact: bool) -> _PartTables:
+        key = (kind, number, exact)
+        if key not in self._parts:
+            self._parts[key] = self._make_tables(kind, number, exact)
+        return self._parts[key]
+
+    def _make_tables(self, kind: str, number: int, exact: bool) -> _PartTables:
+        part = self.model.outer if kind == "outer" else self.model.links[number]
+        policy = self.policy if kind == "outer" else self._link_policy(number, kind == "last")
+        tables = _PartTables()
+        for variable in part.variables:
+            ns, num_bytes = self.costed.own(variable)
+            values = self.alive(variable)
+            tables.add((variable,), ns[values] * SCALE, num_bytes[values] * SCALE)
+        for term in part.terms:
+            self._add_term(tables, term, policy, exact)
+        if kind == "outer":
+            parts = self.model.runs
+            extra = [v for run in parts for v in self._boundary(run.first, run.boundary)]
+            extra += [v for run in parts for v in self._boundary(run.last, run.boundary)]
+        else:
+            run = self.model.runs[number]
+            extra = [*self._boundary(run.first, run.boundary), *self._boundary(run.second, run.boundary), *run.shared]
+            tables.keep = (
+                *self._shared_keep(number, exact),
+                *self._boundary(run.first, run.boundary),
+                *self._boundary(run.second, run.boundary),
+            )
+        self._add_shared(tables, kind, number, policy, exact)
+        for variable in (*part.variables, *extra, *(v for scope in tables.scopes for v in scope), *tables.keep):
+            if variable not in tables.domains:
+                tables.domains[variable] = self._size(variable)
+        return tables
+
+    def _size(self, variable: int) -> int:
+        if variable in self._set_states:
+            return (1 << len(self._set_states[variable])) - 1
+        return len(self.alive(variable))
+
+    @staticmethod
+    def _boundary(occurrence: range, offsets: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(occurrence.start + offset for offset in offsets)
+
+    def _shared_keep(self, number: int, exact: bool) -> tuple[int, ...]:
+        keep = list(self.model.runs[number].shared)
+        if exact:
+            for position, term in enumerate(self.model.shared_terms):
+                variable = self._set_variable(position)
+                if variable in self._set_states and any(self.model.run_of[s.variable] == number for s in term.slots):
+                    keep.append(variable)
+        return tuple(keep)
+
+    def _add_term(self, tables: _PartTables, term: Term, policy: RegionPolicy, exact: bool) -> None:
+        variables = term.variables
+        sizes = 1
+        for v in variables:
+            sizes *= len(self.alive(v))
+        if len(variables) <= DENSE_ARITY or (exact and sizes <= MAX_DENSE_ENTRIES):
+            if exact and sizes > MAX_DENSE_ENTRIES:
+                raise WidthError(f"a term of {sizes} entries")
+            ns, num_bytes = term.dense([self.alive(v) for v in variables], policy)
+            tables.add(variables, ns * self.costed.configuration.microbatches, num_bytes)
+            return
+        if exact:
+            raise WidthError(f"a term of {sizes} entries")
+        regions = {slot.region for slot in term.slots}
+        self._add_shares(tables, term, policy, [1] * len(term.slots), len(regions) == 1)
+
+    def _add_shares(
+        self, tables: _PartTables, term: Term, policy: RegionPolicy, multiplicity: Sequence[int], together: bool
+    ) -> None:
+        first = [] if term.producer is None else [self.alive(term.producer)]
+        alive = [*(first or [np.zeros(1, dtype=np.int64)]), *(self.alive(slot.variable) for slot in term.slots)]
+        for index, ns, num_bytes in term.shares(alive, policy, multiplicity, together):
+            scope = (term.slots[index].variable,)
+            if term.producer is None:
+                ns, num_bytes = ns[0], num_bytes[0]
+            else:
+                scope = (term.producer, *scope)
+            tables.add(scope, ns * self.costed.configuration.microbatches, num_bytes)
+
+    # -- tensors that occurrences share -------------------------------------------------------------------------
+
+    def _set_variable(self, position: int) -> int:
+        return self.model.num_operators + len(self.model.graph.parameters) + position
+
+    def _multiplicity(self, variable: int) -> int:
+        """How many slots a slot of the skeleton stands for; 0 for those that others stand for."""
+        run = int(self.model.run_of[variable])
+        occurrence = int(self.model.occurrence_of[variable])
+        if run < 0 or occurrence == 0:
+            return 1
+        return self.model.runs[run].num_links if occurrence == 1 else 0
+
+    def _add_shared(
+        self, tables: _PartTables, kind: str, number: int, policy: RegionPolicy, exact: bool
+    ) -> None:
+        """Shares of the shared terms in the slots of a part (relaxed), or their set variables (exact)."""
+        for position, term in enumerate(self.model.shared_terms):
+            if exact:
+                self._add_set(tables, position, term, kind, number)
+                continue
+            multiplicity = [self._multiplicity(slot.variable) for slot in term.slots]
+            first = [] if term.producer is None else [self.alive(term.producer)]
+            alive = [*(first or [np.zeros(1, dtype=np.int64)]), *(self.alive(slot.variable) for slot in term.slots)]
+            represented = [i for i, m in enumerate(multiplicity) if m]
+            small = _with_slots(term, represented)
+            shares = small.shares(
+                [alive[0], *(alive[i + 1] for i in represented)], policy, [multiplicity[i] for i in represented], False
+            )
+            for index, ns, num_bytes in shares:
+                slot = small.slots[index]
+                if not self._belongs(slot.variable, kind, number):
+                    continue
+                scope = (slot.variable,) if term.producer is None else (term.producer, slot.variable)
+                if term.producer is None:
+                    ns, num_bytes = ns[0], num_bytes[0]
+                tables.add(scope, ns * self.costed.configuration.microbatches, num_bytes)
+
+    def _belongs(self, variable: int, kind: str, number: int) -> bool:
+        run, occurrence = int(self.model.run_of[variable]), int(self.model.occurrence_of[variable])
+        if kind == "outer":
+            return run < 0 or occurrence == 0
+        return run == number and occurrence == 1
+
+    def prepare_sets(self) -> None:
+        """Choose the set variables of the exact stage.
+
+        Raises:
+            WidthError: some shared tensor still has too many possible destinations.
+        """
+        for position, term in enumerate(self.model.shared_terms):
+            pairs: set[tuple[int, int]] = set()
+            for slot in term.slots:
+                values = self.alive(slot.variable)
+                pairs.update(zip(slot.destination[values].tolist(), slot.gradient[values].tolist(), strict=True))
+            if len(pairs) > MAX_SET_STATES:
+                raise WidthError(f"{len(pairs)} destinations of a shared tensor")
+            self._set_states[self._set_variable(position)] = tuple(sorted(pairs))
+
+    def _add_set(self, tables: _PartTables, position: int, term: Term, kind: str, number: int) -> None:
+        """The set variable's value v stands for the destinations whose bits are set in v + 1."""
+        variable = self._set_variable(position)
+        states = self._set_states[variable]
+        bits = np.arange(1, 1 << len(states))
+        for slot in dict.fromkeys(s.variable for s in term.slots if self._belongs(s.variable, kind, number)):
+            allowed = np.ones((len(bits), len(self.alive(slot))), dtype=bool)
+            for reader in term.slots:
+                if reader.variable == slot:
+                    values = self.alive(slot)
+                    keys = zip(reader.destination[values].tolist(), reader.gradient[values].tolist(), strict=True)
+                    bit = np.array([states.index(key) for key in keys])
+                    allowed &= (bits[:, None] >> bit[None, :] & 1).astype(bool)
+            forbidden = np.where(allowed, 0, int(INFINITE))
+            tables.add((variable, slot), forbidden, np.zeros_like(forbidden))
+        if kind == "outer":
+            self._add_set_costs(tables, variable, term, bits)
+
+    def _add_set_costs(self, tables: _PartTables, variable: int, term: Term, bits: np.ndarray) -> None:
+        """What a set of destinations costs: a lower bound where a destination might serve one region only."""
+        states = self._set_states[variable]
+        values = np.zeros(1, dtype=np.int64) if term.producer is None else self.alive(term.producer)
+        ns = np.zeros((len(values), len(bits)), dtype=np.int64)
+        num_bytes = np.zeros_like(ns)
+        counted = any(slot.kept and self.policy.counts(slot.region) for slot in term.slots)
+        everywhere = all(slot.kept and self.policy.counts(slot.region) for slot in term.slots)
+        src, want = term.source[values], term.wanted[values]
+        for position, (destination, gradient) in enumerate(states):
+            used = (bits >> position & 1).astype(bool)[None, :]
+            cost = np.zeros(len(values), dtype=np.int64)
+            if term.producer is not None:
+                cost = cost + term.cost_ns[src, destination]
+            if gradient >= 0:
+                cost = cost + term.cost_ns[gradient, want]
+            ns += np.where(used, cost[:, None], 0)
+        if term.is_activation and (everywhere or (counted and len({d for d, _ in states}) == 1)):
+            for destination in sorted({d for d, _ in states}):
+                mask = sum(1 << p for p, (d, _) in enumerate(states) if d == destination)
+                num_bytes += np.where((bits & mask) > 0, term.state_bytes[destination], 0)[None, :]
+            if term.producer is not None and term.producer_keeps and self.policy.counts(term.producer_region):
+                for row, state in enumerate(src.tolist()):
+                    mask = sum(1 << p for p, (d, _) in enumerate(states) if d == state)
+                    num_bytes[row] += np.where((bits & mask) > 0, 0, term.state_bytes[state])
+        scale = SCALE * self.costed.configuration.microbatches
+        if term.producer is None:
+            tables.add((variable,), ns[0] * scale, num_bytes[0] * SCALE)
+        else:
+            tables.add((term.producer, variable), ns * scale, num_bytes * SCALE)
+
+    # -- minimisation ------------------------------------------------------------------------------------------
+
+    def minimise(self, weights: Weights, exact: bool = False) -> Outcome:
+        """Least weighted cost; with ``exact`` False a lower bound and the true cost of its assignment.
+
+        Raises:
+            WidthError: a table would be too large.
+        """
+        return _Minimisation(self, weights, exact).outcome()
+
+    def marginals(self, weights: Weights) -> tuple[Outcome, dict[int, np.ndarray]]:
+        """Relaxed minimisation and, by class, the least relaxed cost of every alive value."""
+        minimisation = _Minimisation(self, weights, False)
+        return minimisation.outcome(), minimisation.marginals()
+
+    # -- exact prices ------------------------------------------------------------------------------------------
+
+    def price(self, assignment: Assignment) -> tuple[int, int]:
+        """Exact (ns, bytes) of an assignment."""
+        model, microbatches = self.model, self.costed.configuration.microbatches
+        total_ns = total_bytes = 0
+
+        def own(variable: int, value: int) -> None:
+            nonlocal total_ns, total_bytes
+            ns, num_bytes = self.costed.own(variable)
+            total_ns += int(ns[value])
+            total_bytes += int(num_bytes[value])
+
+        def add(term: Term, strategies: list[tuple[int, int]], source: int, policy: RegionPolicy) -> None:
+            nonlocal total_ns, total_bytes
+            ns, num_bytes = term.point(strategies, source, policy)
+            total_ns += ns * microbatches
+            total_bytes += num_bytes
+
+        for variable in model.outer.variables:
+            own(variable, assignment.value(variable))
+        for term in (*model.outer.terms, *model.shared_terms):
+            add(
+                term,
+                [(assignment.value(slot.variable), slot.region) for slot in term.slots],
+                0 if term.producer is None else assignment.value(term.producer),
+                self.policy,
+            )
+        for number, run in enumerate(model.runs):
+            counted: dict[tuple[tuple[int, ...], tuple[int, ...], bool], int] = {}
+            period = len(run.first)
+            for occurrence in range(1, run.num_links + 1):
+                begin = run.first.start + occurrence * period
+                previous = assignment.operators[begin - period : begin]
+                current = assignment.operators[begin : begin + period]
+                key = (previous, current, occurrence == run.num_links)
+                counted[key] = counted.get(key, 0) + 1
+            for (previous, current, last), times in counted.items():
+                ns, num_bytes = self._price_link(number, previous, current, last, assignment)
+                total_ns += times * ns
+                total_bytes += times * num_bytes
+        return total_ns, total_bytes
+
+    def _price_link(
+        self, number: int, previous: tuple[int, ...], current: tuple[int, ...], last: bool, assignment: Assignment
+    ) -> tuple[int, int]:
+        run = self.model.runs[number]
+        policy = self._link_policy(number, last)
+        ns = num_bytes = 0
+
+        def value(variable: int) -> int:
+            if variable in run.first:
+                return previous[variable - run.first.start]
+            if variable in run.second:
+                return current[variable - run.second.start]
+            return assignment.value(variable)
+
+        for variable in self.model.links[number].variables:
+            times, sizes = self.costed.own(variable)
+            ns += int(times[value(variable)])
+            num_bytes += int(sizes[value(variable)])
+        for term in self.model.links[number].terms:
+            cost, size = term.point(
+                [(value(slot.variable), slot.region) for slot in term.slots],
+                0 if term.producer is None else value(term.producer),
+                policy,
+            )
+            ns += cost * self.costed.configuration.microbatches
+            num_bytes += size
+        return ns, num_bytes
+
+
+def _with_slots(term: Term, positions: Sequence[int]) -> Term:
+    return Term(
+        tensor=term.tensor,
+        producer=term.producer,
+        producer_region=term.producer_region,
+        source=term.source,
+        wanted=term.wanted,
+        producer_keeps=term.producer_keeps,
+        is_activation=term.is_activation,
+        slots=tuple(term.slots[i] for i in positions),
+        cost_ns=term.cost_ns,
+        state_bytes=term.state_bytes,
+    )
+
+
+class _Minimisation:
+    """One weighted minimisation: links, chains, outer part, and the way back."""
+
+    def __init__(self, solver: Solver, weights: Weights, exact: bool) -> None:
+        self._solver = solver
+        self._weights = weights
+        self._exact = exact
+        self._links: list[tuple[Elimination, Elimination]] = []
+        self._chains: list[Chain] = []
+        model = solver.model
+        outer = solver._tables("outer", 0, exact)
+        factors = outer.weighted(weights)
+        for number, run in enumerate(model.runs):
+            middle = self._eliminate(solver._tables("link", number, exact))
+            differs = weights.memory and solver.policy.recomputed
+            last = self._eliminate(solver._tables("last", number, exact)) if differs else middle
+            self._links.append((middle, last))
+            chain = Chain(self._matrix(middle, number), self._matrix(last, number), run.num_links - 1)
+            self._chains.append(chain)
+            factors.append(Factor(self._chain_scope(number), chain.table.reshape(self._chain_shape(number))))
+        domains = dict(outer.domains)
+        for factor in factors[len(outer.scopes) :]:
+            for variable, size in zip(factor.scope, factor.table.shape, strict=True):
+                domains.setdefault(variable, size)
+        if outer.order is None:
+            outer.order = elimination_order(domains, [f.scope for f in factors], ())
+        self._outer = eliminate(domains, factors, (), outer.order)
+        self.bound = int(self._outer.table)
+
+    def _eliminate(self, tables: _PartTables) -> Elimination:
+        if tables.order is None:
+            tables.order = elimination_order(tables.domains, tables.scopes, tables.keep)
+        return eliminate(tables.domains, tables.weighted(self._weights), tables.keep, tables.order)
+
+    def _sizes(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes of the shared variables, and of the boundary variables."""
+        solver = self._solver
+        run = solver.model.runs[number]
+        shared = tuple(solver._size(v) for v in solver._shared_keep(number, self._exact))
+        boundary = tuple(solver._size(v) for v in solver._boundary(run.first, run.boundary))
+        return shared, boundary
+
+    def _matrix(self, link: Elimination, number: int) -> np.ndarray:
+        shared, boundary = self._sizes(number)
+        states = _product(boundary)
+        if states > MAX_BOUNDARY_STATES:
+            raise WidthError(f"{states} boundary states")
+        return link.table.reshape(_product(shared), states, states)
+
+    def _chain_scope(self, number: int) -> tuple[int, ...]:
+        solver = self._solver
+        run = solver.model.runs[number]
+        return (
+            *solver._shared_keep(number, self._exact),
+            *solver._boundary(run.first, run.boundary),
+            *solver._boundary(run.last, run.boundary),
+        )
+
+    def _chain_shape(self, number: int) -> tuple[int, ...]:
+        shared, boundary = self._sizes(number)
+        return (*shared, *boundary, *boundary)
+
+    def outcome(self) -> Outcome:
+        """Bound, assignment and its exact price."""
+        if self.bound >= int(INFINITE):
+            return Outcome(bound=self.bound, assignment=None, ns=0, num_bytes=0)
+        assignment = self._assignment()
+        ns, num_bytes = self._solver.price(assignment)
+        return Outcome(bound=self.bound, assignment=assignment, ns=ns, num_bytes=num_bytes)
+
+    def _assignment(self) -> Assignment:
+        solver, model = self._solver, self._solver.model
+        values: dict[int, int] = {}
+        self._outer.backtrack(values)
+        whole = dict(values)
+        for number, run in enumerate(model.runs):
+            self._walk(number, run.num_links, values, whole)
+        operators = [int(solver.alive(v)[whole[v]]) for v in range(model.num_operators)]
+        parameters = {v: int(solver.alive(v)[whole[v]]) for v in model.shared_parameters.values()}
+        return Assignment(operators=tuple(operators), parameters=parameters)
+
+    def _walk(self, number: int, num_links: int, values: dict[int, int], whole: dict[int, int]) -> None:
+        """Fill in the occurrences of a run after the first."""
+        solver, run = self._solver, self._solver.model.runs[number]
+        shared, boundary = self._sizes(number)
+        keep_shared = solver._shared_keep(number, self._exact)
+        first, last = solver._boundary(run.first, run.boundary), solver._boundary(run.last, run.boundary)
+        s = _ravel([values[v] for v in keep_shared], shared)
+        a, b = (_ravel([values[v] for v in vs], boundary) for vs in (first, last))
+        path = self._chains[number].path(s, a, b)
+        second = solver._boundary(run.second, run.boundary)
+        known: dict[tuple[int, int, bool], dict[int, int]] = {}
+        period = len(run.first)
+        for occurrence in range(1, num_links + 1):
+            key = (path[occurrence - 1], path[occurrence], occurrence == num_links)
+            if key not in known:
+                inner = dict(zip(keep_shared, (values[v] for v in keep_shared), strict=True))
+                inner.update(zip(first, _unravel(key[0], boundary), strict=True))
+                inner.update(zip(second, _unravel(key[1], boundary), strict=True))
+                self._links[number][1 if key[2] else 0].backtrack(inner)
+                known[key] = inner
+            shift = (occurrence - 1) * period
+            for variable in run.second:
+                whole[variable + shift] = known[key][variable]
+            for variable in solver.model.links[number].variables[period:]:
+                whole[self._parameter_at(variable, occurrence)] = known[key][variable]
+
+    def _parameter_at(self, variable: int, occurrence: int) -> int:
+        """The parameter variable of a later occurrence that corresponds to one of the second."""
+        model = self._solver.model
+        index, position = model.space.consumers[model.space.parameter_reads[model.parameter_of(variable)][0]][0]
+        run = model.runs[int(model.run_of[index])]
+        name = model.graph.operators[index + (occurrence - 1) * len(run.first)].inputs[position]
+        assert name is not None
+        read = model.graph.tensors[name].read
+        assert read is not None
+        return model.shared_parameters[read.parameter]
+
+    def marginals(self) -> dict[int, np.ndarray]:
+        """By class of variable, the least relaxed cost of every alive value over all its occurrences."""
+        solver, model = self._solver, self._solver.model
+        result: dict[int, np.ndarray] = {}
+
+        def merge(found: Mapping[int, np.ndarray]) -> None:
+            for variable, costs in found.items():
+                if variable >= solver._set_variable(0) and variable in solver._set_states:
+                    continue
+                key = model.class_of_variable(variable)
+                result[key] = np.minimum(result[key], costs) if key in result else costs
+
+        merge(self._outer.marginals())
+        for number in range(len(model.runs)):
+            outside = self._outside(number)
+            around = self._chains[number].outside_of_links(outside)
+            shared, boundary = self._sizes(number)
+            merge(self._links[number][0].marginals(around.reshape(*shared, *boundary, *boundary)))
+        return result
+
+    def _outside(self, number: int) -> np.ndarray:
+        """[s, a, b] least cost of everything outside a chain."""
+        solver, outer = self._solver, self._solver._tables("outer", 0, self._exact)
+        factors = outer.weighted(self._weights)
+        domains = dict(outer.domains)
+        for other in range(len(self._chains)):
+            scope, shape = self._chain_scope(other), self._chain_shape(other)
+            domains.update(dict(zip(scope, shape, strict=True)))
+            if other != number:
+                factors.append(Factor(scope, self._chains[other].table.reshape(shape)))
+        keep = self._chain_scope(number)
+        shared, boundary = self._sizes(number)
+        table = eliminate(domains, factors, keep).table
+        del solver
+        return table.reshape(_product(shared), _product(boundary), _product(boundary))
+
+
+def _product(sizes: Sequence[int]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def _ravel(values: Sequence[int], sizes: Sequence[int]) -> int:
+    index = 0
+    for value, size in zip(values, sizes, strict=True):
+        index = index * size + value
+    return index
+
+
+def _unravel(index: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    values: list[int] = []
+    for size in reversed(sizes):
+        values.append(index % size)
+        index //= size
+    return tuple(reversed(values))

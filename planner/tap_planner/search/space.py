@@ -1,0 +1,334 @@
+"""The decision space of one graph on one mesh: strategies per operator, and what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tap_planner.cluster import Cluster, Mesh
+from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns
+from tap_planner.errors import UsageError
+from tap_planner.folding import FoldedGraph
+from tap_planner.graph import Graph, Operator, ParameterRead, Tensor, TensorKind
+from tap_planner.operators import TensorType, kept_for_backward, lookup, rule_of
+from tap_planner.search.constraints import StrategyFilter
+from tap_planner.search.redistributions import RedistributionTable
+from tap_planner.sharding import (
+    PARTIAL,
+    REPLICATE,
+    Placement,
+    Placements,
+    Strategy,
+    block_hints,
+    dual_placements,
+    enumerate_strategies,
+    fits,
+    local_shape,
+)
+
+_OperatorKey = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSpace:
+    """Strategies of an operator with their compute times; shared by operators that do not differ."""
+
+    strategies: tuple[Strategy, ...]
+    forward_ns: np.ndarray
+    """[num_strategies] compute and internal collectives of one microbatch."""
+    backward_ns: np.ndarray
+    """[num_strategies]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterState:
+    """Where a parameter may be stored and in which placement its gradient arrives."""
+
+    placement: Placements
+    gradient: Placements
+
+
+class ModelSpace:
+    """Everything that the search asks about one graph on one mesh.
+
+    Args:
+        graph: bound with the batch of one microbatch.
+        folded: its repeats.
+        cluster: devices and links.
+        mesh: the mesh.
+        precision: ``bf16``, ``fp16``, ``fp32`` or ``fp64``.
+        strategy_filter: what the constraints leave of an operator's strategies.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        folded: FoldedGraph,
+        cluster: Cluster,
+        mesh: Mesh,
+        precision: str,
+        strategy_filter: StrategyFilter,
+        hints: Mapping[str, tuple[tuple[int, ...], ...]],
+    ) -> None:
+        self.graph = graph
+        self.folded = folded
+        self.mesh = mesh
+        self.mesh_shape = tuple(axis.size for axis in mesh.axes)
+        self.compute = ComputeModel(cluster.device, precision)
+        self.collectives = CollectiveModel(cluster, mesh)
+        self._filter = strategy_filter
+        self._hints = hints
+        self._spaces: dict[_OperatorKey, OperatorSpace] = {}
+        self._by_operator: dict[int, OperatorSpace] = {}
+        self._tables: dict[TensorType, RedistributionTable] = {}
+        self._trainable = {parameter.name: parameter.trainable for parameter in graph.parameters}
+
+    # -- operators ---------------------------------------------------------------------------------------------
+
+    def requires_gradient(self, operator: Operator) -> tuple[bool, ...]:
+        """Per operand, whether the operator's backward makes its gradient."""
+        if not any(self.graph.tensors[name].requires_gradient for name in operator.outputs):
+            return tuple(False for _ in operator.inputs)
+        differentiable = lookup(operator.type).differentiable_operands
+        return tuple(
+            name is not None
+            and self.graph.tensors[name].requires_gradient
+            and (differentiable is None or position in differentiable)
+            for position, name in enumerate(operator.inputs)
+        )
+
+    def operator(self, index: int) -> OperatorSpace:
+        """Strategies of operator number ``index``."""
+        if index not in self._by_operator:
+            self._by_operator[index] = self._operator(self.graph.operators[index])
+        return self._by_operator[index]
+
+    def _operator(self, operator: Operator) -> OperatorSpace:
+        partial_operands = tuple(
+            name is not None and self.graph.tensors[name].kind is TensorKind.ACTIVATION for name in operator.inputs
+        )
+        hints = self._hints[operator.id]
+        needed = self.requires_gradient(operator)
+        rules = self._filter.rules_for(operator)
+        key = (operator.signature, hints, partial_operands, needed, rules)
+        if key not in self._spaces:
+            self._spaces[key] = self._make_space(operator, hints, partial_operands, needed)
+        return self._spaces[key]
+
+    def _make_space(
+        self,
+        operator: Operator,
+        hints: tuple[tuple[int, ...], ...],
+        partial_operands: tuple[bool, ...],
+        needed: tuple[bool, ...],
+    ) -> OperatorSpace:
+        signature = operator.signature
+        rule = rule_of(signature)
+        strategies = tuple(
+            strategy
+            for strategy in enumerate_strategies(signature, rule, self.mesh_shape, hints, partial_operands)
+            if self._filter.allows(operator, strategy.names(rule))
+        )
+        if not strategies:
+            raise UsageError(
+                f"the constraints leave no strategy for operator {operator.id!r} ({operator.type})",
+                hint="loosen --constraint, or choose another --mesh",
+            )
+        times = [self._times(operator, strategy, needed) for strategy in strategies]
+        return OperatorSpace(
+            strategies=strategies,
+            forward_ns=np.array([forward for forward, _ in times], dtype=np.int64),
+            backward_ns=np.array([backward for _, backward in times], dtype=np.int64),
+        )
+
+    def _times(self, operator: Operator, strategy: Strategy, needed: tuple[bool, ...]) -> tuple[int, int]:
+        signature = operator.signature
+        forward, backward = operator_times_ns(
+            self.compute,
+            signature,
+            factor_sizes=strategy.factor_sizes,
+            input_elements=[
+                0 if operand is None or placements is None else self.local_elements(operand.shape, placements)
+                for operand, placements in zip(signature.inputs, strategy.inputs, strict=True)
+            ],
+            output_elements=[
+                self.local_elements(output.shape, placements)
+                for output, placements in zip(signature.outputs, strategy.outputs, strict=True)
+            ],
+            requires_gradient=needed,
+        )
+        return forward + self._internal_ns(operator, strategy), backward
+
+    def _internal_ns(self, operator: Operator, strategy: Strategy) -> int:
+        total = 0
+        for internal in rule_of(operator.signature).collectives:
+            axes = tuple(
+                axis
+                for axis, choice in enumerate(strategy.choices)
+                if choice.kind == "factor" and choice.index == internal.factor
+            )
+            if axes:
+                elements = internal.multiplier
+                for factor in internal.elements:
+                    elements *= strategy.factor_sizes[factor]
+                source = operator.signature.inputs[0]
+                assert source is not None
+                payload = self.compute.tensor_bytes(source.dtype, elements)
+                total += self.collectives.cost(internal.kind, axes, payload).ns
+        return total
+
+    def local_elements(self, shape: tuple[int, ...], placements: Placements) -> int:
+        """Elements of the largest local part."""
+        count = 1
+        for size in local_shape(shape, placements, self.mesh_shape):
+            count *= size
+        return count
+
+    def kept(self, operator: Operator) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Operands and outputs that the operator keeps for backward."""
+        return kept_for_backward(lookup(operator.type), self.requires_gradient(operator))
+
+    # -- tensors -----------------------------------------------------------------------------------------------
+
+    def tensor_bytes(self, tensor: Tensor, placements: Placements) -> int:
+        """Bytes of the largest local part of a tensor."""
+        return self.compute.tensor_bytes(tensor.type.dtype, self.local_elements(tensor.type.shape, placements))
+
+    def table(self, tensor: TensorType) -> RedistributionTable:
+        """Redistribution costs of tensors of one type."""
+        if tensor not in self._tables:
+            self._tables[tensor] = RedistributionTable(
+                tensor, self.mesh_shape, self._options.get(tensor, frozenset()), self.collectives, self.compute
+            )
+        return self._tables[tensor]
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
+        """Per tensor the (operator index, operand position) pairs that read it, in graph order."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for index, operator in enumerate(self.graph.operators):
+            for position, name in enumerate(operator.inputs):
+                if name is not None:
+                    found.setdefault(name, []).append((index, position))
+        return {name: tuple(slots) for name, slots in found.items()}
+
+    @cached_property
+    def _options(self) -> Mapping[TensorType, frozenset[Placement]]:
+        """Shard placements that any strategy gives to tensors of a type."""
+        found: dict[TensorType, set[Placement]] = {}
+        seen: set[int] = set()
+        for index in self.skeleton:
+            operator = self.graph.operators[index]
+            space = self.operator(index)
+            if id(space) in seen:
+                continue
+            seen.add(id(space))
+            operands = (*operator.signature.inputs, *operator.signature.outputs)
+            for strategy in space.strategies:
+                for operand, placements in zip(operands, (*strategy.inputs, *strategy.outputs), strict=True):
+                    if operand is not None and placements is not None:
+                        found.setdefault(operand, set()).update(p for p in placements if p.is_shard)
+        return {tensor: frozenset(options) for tensor, options in found.items()}
+
+    @cached_property
+    def skeleton(self) -> tuple[int, ...]:
+        """Operators that stand for all: those outside runs, and of every run the first, second and last occurrence."""
+        chosen: list[int] = []
+        position = 0
+        for run in self.folded.runs:
+            chosen.extend(range(position, run.start + 2 * run.period))
+            last = run.start + (run.count - 1) * run.period
+            chosen.extend(range(max(last, run.start + 2 * run.period), last + run.period))
+            position = run.start + run.count * run.period
+        chosen.extend(range(position, len(self.graph.operators)))
+        return tuple(chosen)
+
+    # -- parameters --------------------------------------------------------------------------------------------
+
+    def trainable(self, parameter: str) -> bool:
+        """Whether the optimizer updates the parameter."""
+        return self._trainable[parameter]
+
+    @cached_property
+    def parameter_reads(self) -> Mapping[str, tuple[str, ...]]:
+        """Per parameter the tensors that read it, in order of first use."""
+        found: dict[str, list[str]] = {parameter.name: [] for parameter in self.graph.parameters}
+        for name in self.consumers:
+            read = self.graph.tensors[name].read
+            if read is not None:
+                found[read.parameter].append(name)
+        return {name: tuple(reads) for name, reads in found.items()}
+
+    def parameter_states(self, parameter: str, shape: tuple[int, ...]) -> tuple[ParameterState, ...]:
+        """Storage choices of a parameter that several operands read: R with an R or a P gradient, or a shard that
+        some reader wants."""
+        options: set[Placement] = set()
+        for name in self.parameter_reads[parameter]:
+            tensor = self.graph.tensors[name]
+            assert tensor.read is not None
+            for index, position in self.consumers[name]:
+                for strategy in self.operator(index).strategies:
+                    placements = strategy.inputs[position]
+                    assert placements is not None
+                    options.update(p for p in stored_placements(tensor.read, placements) if p.is_shard)
+        pairs: list[tuple[Placement, Placement]] = [(REPLICATE, REPLICATE)]
+        if self._trainable[parameter] and self.graph.loss is not None:
+            pairs.append((REPLICATE, PARTIAL))
+        pairs.extend((p, p) for p in sorted(options, key=lambda p: (p.dim, p.blocks)))
+        states: list[ParameterState] = [ParameterState(placement=(), gradient=())]
+        for _ in self.mesh_shape:
+            states = [
+                ParameterState(placement=(*state.placement, p), gradient=(*state.gradient, g))
+                for state in states
+                for p, g in pairs
+            ]
+        return tuple(state for state in states if fits(shape, state.placement, self.mesh_shape))
+
+
+def stored_placements(read: ParameterRead, placements: Placements) -> Placements:
+    """Placements of a read tensor in the dims of the stored parameter."""
+    return tuple(
+        Placement(p.kind, _stored_dim(read, p.dim), p.blocks) if p.is_shard else p for p in placements
+    )
+
+
+def _stored_dim(read: ParameterRead, dim: int) -> int:
+    stored = read.dims[dim]
+    assert stored is not None, "a dim of size 1 cannot be split"
+    return stored
+
+
+def read_placements(read: ParameterRead, placements: Placements) -> Placements | None:
+    """Placements of a stored parameter in the dims of a read; None where the read drops the dim."""
+    result: list[Placement] = []
+    for p in placements:
+        if p.is_shard:
+            if p.dim not in read.dims:
+                return None
+            p = Placement(p.kind, read.dims.index(p.dim), p.blocks)
+        result.append(p)
+    return tuple(result)
+
+
+def storage_of_operand(read: ParameterRead, placements: Placements, gradient: Placements | None) -> ParameterState:
+    """How a parameter with a single reader is stored: as its reader wants it (where that is P(sum): replicated)."""
+    stored = stored_placements(read, placements)
+    wanted = dual_placements(stored) if gradient is None else stored_placements(read, gradient)
+    return ParameterState(
+        placement=tuple(REPLICATE if p.is_partial else p for p in stored),
+        gradient=tuple(REPLICATE if p.is_partial else g for p, g in zip(stored, wanted, strict=True)),
+    )
+
+
+__all__ = [
+    "ModelSpace",
+    "OperatorSpace",
+    "ParameterState",
+    "block_hints",
+    "read_placements",
+    "storage_of_operand",
+    "stored_placements",
+]

@@ -1,0 +1,334 @@
+"""Random points of the decision space, made without the search: any strategy of each operator, any way to redistribute."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+
+from tap_planner.graph import Graph, Operator, ParameterRead, TensorKind
+from tap_planner.operators import lookup, rule_of
+from tap_planner.plan import (
+    AxisDecision,
+    BucketDecision,
+    Decisions,
+    LossDecision,
+    OperandDecision,
+    OperatorDecision,
+    OutputDecision,
+    ParameterDecision,
+    RedistributionDecision,
+    Region,
+)
+from tap_planner.schedule import BucketKey, assign_buckets
+from tap_planner.sharding import (
+    PARTIAL,
+    REPLICATE,
+    Placements,
+    Step,
+    Strategy,
+    apply_step,
+    block_hints,
+    dual_placements,
+    enumerate_strategies,
+    fits,
+    local_shape,
+    make_step,
+    shard,
+)
+
+
+def find_steps(
+    shape: tuple[int, ...], is_float: bool, mesh_shape: tuple[int, ...], source: Placements, target: Placements
+) -> tuple[Step, ...] | None:
+    """A shortest sequence of steps between two placements, by breadth-first search."""
+    shards = sorted({p for p in (*source, *target) if p.is_shard}, key=str)
+    options = [REPLICATE, *([PARTIAL] if is_float else []), *shards]
+    paths: dict[Placements, tuple[Step, ...]] = {source: ()}
+    queue = deque([source])
+    while queue:
+        state = queue.popleft()
+        if state == target:
+            return paths[state]
+        for axis in range(len(mesh_shape)):
+            for option in options:
+                step = make_step(shape, state, mesh_shape, axis, option)
+                if step is None:
+                    continue
+                after = apply_step(state, step)
+                if after not in paths and fits(shape, after, mesh_shape):
+                    paths[after] = (*paths[state], step)
+                    queue.append(after)
+    return None
+
+
+def read_placements(read: ParameterRead, placements: Placements) -> Placements | None:
+    """Placements of a stored parameter in the dims of its read."""
+    if any(p.is_shard and p.dim not in read.dims for p in placements):
+        return None
+    return tuple(shard(read.dims.index(p.dim), p.blocks) if p.is_shard else p for p in placements)
+
+
+def stored_placements(read: ParameterRead, placements: Placements) -> Placements:
+    """Placements of a read in the dims of the stored parameter; P becomes R."""
+    result = []
+    for p in placements:
+        dim = read.dims[p.dim] if p.is_shard else None
+        result.append(shard(dim, p.blocks) if p.is_shard and dim is not None else REPLICATE)
+    return tuple(result)
+
+
+class RandomPlan:
+    """Builds random decisions about a graph (bound with the microbatch's batch).
+
+    Args:
+        graph: what the plan is for.
+        mesh_shape: sizes of the axes.
+        seed: which point of the space.
+        zero: ZeRO level.
+        recompute: ``none`` or ``full``.
+        microbatches: how many.
+        optimizer: ``adamw`` or ``sgd``; empty for inference.
+        spread: probability that an operator takes a strategy other than ``none``.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        mesh_shape: tuple[int, ...],
+        seed: int,
+        *,
+        zero: int = 0,
+        recompute: str = "none",
+        microbatches: int = 1,
+        optimizer: str = "adamw",
+        loss_kind: str = "mean",
+    ) -> None:
+        self.graph = graph
+        self.mesh_shape = mesh_shape
+        self.random = random.Random(seed)
+        self.zero = zero
+        self.recompute = recompute
+        self.microbatches = microbatches
+        self.optimizer = optimizer
+        self.loss_kind = loss_kind
+        self.training = graph.loss is not None
+        self.hints = block_hints(graph)
+        self.cache: dict[object, tuple[Strategy, ...]] = {}
+
+    def build(self) -> Decisions:
+        """The decisions."""
+        strategies = [self._choose(operator) for operator in self.graph.operators]
+        operators = tuple(
+            self._operator(operator, strategy)
+            for operator, strategy in zip(self.graph.operators, strategies, strict=True)
+        )
+        regions = self._regions()
+        parameters, buckets = self._parameters(operators, regions)
+        return Decisions(
+            mode="train" if self.training else "infer",
+            precision="fp64",
+            optimizer=self.optimizer if self.training else "",
+            loss=LossDecision(kind=self.loss_kind, output=self.graph.output_names[0]) if self.training else None,
+            microbatches=self.microbatches,
+            axes=tuple(
+                AxisDecision(name=f"axis{index}", size=size, levels=()) for index, size in enumerate(self.mesh_shape)
+            ),
+            operators=operators,
+            parameters=parameters,
+            redistributions=self._redistributions(operators, parameters),
+            buckets=buckets,
+            regions=regions,
+        )
+
+    def _needed(self, operator: Operator) -> tuple[bool, ...]:
+        if not any(self.graph.tensors[name].requires_gradient for name in operator.outputs):
+            return (False,) * len(operator.inputs)
+        differentiable = lookup(operator.type).differentiable_operands
+        return tuple(
+            name is not None
+            and self.graph.tensors[name].requires_gradient
+            and (differentiable is None or position in differentiable)
+            for position, name in enumerate(operator.inputs)
+        )
+
+    def _choose(self, operator: Operator) -> Strategy:
+        partial = tuple(
+            name is not None and self.graph.tensors[name].kind is TensorKind.ACTIVATION for name in operator.inputs
+        )
+        key = (operator.signature, self.hints[operator.id], partial)
+        if key not in self.cache:
+            rule = rule_of(operator.signature)
+            self.cache[key] = enumerate_strategies(
+                operator.signature, rule, self.mesh_shape, self.hints[operator.id], partial
+            )
+        return self.random.choice(self.cache[key])
+
+    def _operator(self, operator: Operator, strategy: Strategy) -> OperatorDecision:
+        needed = self._needed(operator)
+        inputs = []
+        for position, name in enumerate(operator.inputs):
+            placement, gradient = strategy.inputs[position], strategy.input_gradients[position]
+            if name is None or placement is None:
+                inputs.append(None)
+            else:
+                wanted = gradient if needed[position] else None
+                inputs.append(OperandDecision(tensor=name, placement=placement, gradient=wanted))
+        outputs = tuple(
+            OutputDecision(tensor=name, shape=self.graph.tensors[name].type.shape, placement=placement)
+            for name, placement in zip(operator.outputs, strategy.outputs, strict=True)
+        )
+        return OperatorDecision(
+            id=operator.id,
+            name=operator.name,
+            type=operator.type,
+            strategy=strategy.names(rule_of(operator.signature)),
+            inputs=tuple(inputs),
+            outputs=outputs,
+        )
+
+    def _regions(self) -> tuple[Region, ...]:
+        ids = [operator.id for operator in self.graph.operators]
+        third = max(1, (len(ids) - 1) // 3)
+        cuts = [0, third, 2 * third, len(ids) - 1 if self.training else len(ids), len(ids)]
+        regions: list[Region] = []
+        for number, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+            if begin < end:
+                again = self.recompute if number < 2 and self.training else "none"
+                regions.append(
+                    Region(operators=tuple(ids[begin:end]), run=None, occurrence=0, recompute=again)
+                )
+        return tuple(regions)
+
+    def _parameters(
+        self, operators: tuple[OperatorDecision, ...], regions: tuple[Region, ...]
+    ) -> tuple[tuple[ParameterDecision, ...], tuple[BucketDecision, ...]]:
+        region_of = {name: number for number, region in enumerate(regions) for name in region.operators}
+        uses: dict[str, list[tuple[OperandDecision, ParameterRead, int]]] = {}
+        for operator in operators:
+            for operand in operator.inputs:
+                read = None if operand is None else self.graph.tensors[operand.tensor].read
+                if operand is not None and read is not None:
+                    uses.setdefault(read.parameter, []).append((operand, read, region_of[operator.id]))
+        rows = []
+        for parameter in self.graph.parameters:
+            trainable = parameter.trainable and self.training
+            placement, gradient = self._storage(parameter.name, parameter.type.shape, uses, trainable)
+            axes = tuple(a for a, p in enumerate(gradient or ()) if p.is_partial)
+            local = math.prod(local_shape(parameter.type.shape, placement, self.mesh_shape))
+            rows.append((parameter, placement, gradient, axes, local, trainable))
+        keys = [
+            BucketKey(
+                axes=axes,
+                dtype=parameter.type.dtype,
+                zero_level=self.zero,
+                group=uses[parameter.name][0][2] if self.zero == 3 else None,
+            )
+            if axes
+            else None
+            for parameter, _, _, axes, _, _ in rows
+        ]
+        numbers = assign_buckets(keys, [row[4] for row in rows], capacity=500)
+        decisions = tuple(
+            ParameterDecision(
+                name=parameter.name,
+                shape=parameter.type.shape,
+                dtype=parameter.type.dtype,
+                trainable=trainable,
+                placement=placement,
+                gradient=gradient,
+                zero_level=self.zero if axes else 0,
+                zero_axes=axes if self.zero else (),
+                bucket=number,
+            )
+            for (parameter, placement, gradient, axes, _, trainable), number in zip(rows, numbers, strict=True)
+        )
+        return decisions, self._buckets(decisions, [row[4] for row in rows])
+
+    def _buckets(self, decisions: tuple[ParameterDecision, ...], sizes: list[int]) -> tuple[BucketDecision, ...]:
+        found: dict[int, list[int]] = {}
+        for index, decision in enumerate(decisions):
+            if decision.bucket is not None:
+                found.setdefault(decision.bucket, []).append(index)
+        buckets = []
+        for number, members in sorted(found.items()):
+            axes = decisions[members[0]].data_axes
+            shards = math.prod(self.mesh_shape[axis] for axis in axes) if self.zero else 1
+            elements = sum(sizes[index] for index in members)
+            buckets.append(
+                BucketDecision(
+                    id=number,
+                    axes=axes,
+                    dtype=decisions[members[0]].dtype,
+                    zero_level=self.zero,
+                    parameters=tuple(decisions[index].name for index in members),
+                    elements=-(-elements // shards) * shards,
+                )
+            )
+        return tuple(buckets)
+
+    def _storage(self, name, shape, uses, trainable):  # noqa: ANN001, ANN202
+        placement: Placements = (REPLICATE,) * len(self.mesh_shape)
+        gradient: Placements | None = placement
+        readers = uses.get(name, [])
+        choices = [stored_placements(read, operand.placement) for operand, read, _ in readers]
+        possible = [
+            choice
+            for choice in choices
+            if fits(shape, choice, self.mesh_shape)
+            and all(read_placements(read, choice) is not None for _, read, _ in readers)
+        ]
+        if possible and self.random.random() < 0.8:
+            placement = gradient = self.random.choice(possible)
+        if not trainable:
+            return placement, None
+        wanted = []
+        for axis, p in enumerate(placement):
+            arrives_partial = any(
+                operand.gradient is not None and operand.gradient[axis].is_partial for operand, _, _ in readers
+            )
+            wanted.append(PARTIAL if p.is_replicate and arrives_partial and self.random.random() < 0.8 else p)
+        return placement, tuple(wanted)
+
+    def _redistributions(
+        self, operators: tuple[OperatorDecision, ...], parameters: tuple[ParameterDecision, ...]
+    ) -> tuple[RedistributionDecision, ...]:
+        sources = {output.tensor: output.placement for operator in operators for output in operator.outputs}
+        by_name = {decision.name: decision for decision in parameters}
+        groups: dict[tuple[str, Placements, Placements | None], list[str]] = {}
+        for operator in operators:
+            for operand in operator.inputs:
+                if operand is not None:
+                    consumers = groups.setdefault((operand.tensor, operand.placement, operand.gradient), [])
+                    if operator.id not in consumers:
+                        consumers.append(operator.id)
+        result = []
+        for (name, target, gradient), consumers in groups.items():
+            tensor = self.graph.tensors[name]
+            if tensor.kind is TensorKind.ACTIVATION:
+                source, wanted = sources[name], dual_placements(sources[name])
+            elif tensor.read is not None:
+                stored = by_name[tensor.read.parameter]
+                source = read_placements(tensor.read, stored.placement)
+                wanted = read_placements(tensor.read, stored.gradient or stored.placement)
+                assert source is not None and wanted is not None
+            else:
+                continue
+            if target == source and gradient in (None, wanted):
+                continue
+            shape, is_float = tensor.type.shape, tensor.type.is_float
+            forward = find_steps(shape, is_float, self.mesh_shape, source, target)
+            backward = () if gradient is None else find_steps(shape, is_float, self.mesh_shape, gradient, wanted)
+            assert forward is not None and backward is not None, (name, source, target, gradient, wanted)
+            result.append(
+                RedistributionDecision(
+                    tensor=name,
+                    source=source,
+                    to=target,
+                    gradient=gradient,
+                    forward=forward,
+                    backward=backward,
+                    consumers=tuple(consumers),
+                )
+            )
+        return tuple(result)
