@@ -224,7 +224,9 @@ def make_decisions(
     )
 
 
-def make_stack(layers: int, *, columns: tuple[bool, ...] | None = None, recompute: tuple[str, ...] | None = None) -> Stack:
+def make_stack(
+    layers: int, *, columns: tuple[bool, ...] | None = None, recompute: tuple[str, ...] | None = None
+) -> Stack:
     """A stack of ``layers`` layers in one run, and a loss."""
     stack = Stack()
     tensor = "x"

@@ -236,7 +236,9 @@ def _updated(optimizer: Optimizer, name: str, values: Sequence[Tensor], gradient
 
 
 def plain_array(value: np.ndarray) -> np.ndarray:
-    """The value in a type that torch knows (bfloat16 and unsigned types are widened)."""
+    """A writable array of a type that torch knows (bfloat16 and unsigned types are widened)."""
     if value.dtype.kind in "fV" and value.dtype not in (np.float32, np.float64):
         return value.astype(np.float64)
-    return value.astype(np.int64) if value.dtype.kind == "u" and value.dtype != np.uint8 else np.ascontiguousarray(value)
+    if value.dtype.kind == "u" and value.dtype != np.uint8:
+        return value.astype(np.int64)
+    return value if value.flags.writeable and value.flags.c_contiguous else np.array(value, order="C")

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from tap_planner.errors import UnsupportedGraphError, UsageError
 from tap_planner.graph.binding import Binder
+from tap_planner.graph.branches import BranchTakenError, splice, with_captures
 from tap_planner.graph.constants import ConstantStore
 from tap_planner.graph.digest import graph_digest
 from tap_planner.graph.dims import BoundInputs, bind_inputs
@@ -50,11 +51,18 @@ def bind(model: ModelFile, options: BindOptions) -> Graph:
     inputs = [value for value in proto.graph.input if value.name not in stored_names]
     _check_values(options.values, inputs)
     bound = bind_inputs(inputs, options)
-    nodes = sort_nodes(decode_nodes(proto.graph.node), [*stored_names, *(value.name for value in inputs)])
+    given = [*stored_names, *(value.name for value in inputs)]
+    nodes = sort_nodes(with_captures(decode_nodes(proto.graph.node)), given)
     outputs = [value.name for value in proto.graph.output]
-    roles = _roles(proto, nodes, [value.name for value in inputs if value.name not in options.values], outputs)
-    binder = _run(model, options, bound, nodes, roles, outputs)
-    return _Assembly(model, options, bound, roles, binder).graph(outputs)
+    dynamic = [value.name for value in inputs if value.name not in options.values]
+    while True:
+        roles = _roles(proto, nodes, dynamic, outputs)
+        try:
+            binder = _run(model, options, bound, nodes, roles, outputs)
+        except BranchTakenError as taken:
+            nodes = splice(nodes, taken, given)
+        else:
+            return _Assembly(model, options, bound, roles, binder).graph(outputs)
 
 
 def _check_values(values: Mapping[str, int], inputs: Sequence[onnx.ValueInfoProto]) -> None:

@@ -10,6 +10,7 @@ from onnx import TensorProto, numpy_helper
 
 from tap_planner.errors import ModelError, UnsupportedGraphError
 from tap_planner.graph import compute, layout
+from tap_planner.graph.branches import BranchTakenError
 from tap_planner.graph.dims import BoundInputs
 from tap_planner.graph.drafts import SMALL_ELEMENTS, Constants, Draft, Reads, Types, located, result_elements
 from tap_planner.graph.dtypes import dtype_name, numpy_dtype
@@ -58,6 +59,7 @@ class Binder:
         self.values: dict[str, Value] = {}
         self.operators: list[Draft] = []
         self.warnings: list[str] = []
+        self._sequences: dict[str, list[Value]] = {}
         self._model = model
         self._roles = roles
         self._wanted = wanted
@@ -106,17 +108,11 @@ class Binder:
         if node.type in _SOURCES and self._source(node):
             return
         if node.type in _CONTROL:
-            raise UnsupportedGraphError(
-                f"{node.where}: control flow whose condition is not a constant cannot be planned",
-                hint="fix the value it depends on with --value NAME=N, or export without control flow",
-            )
-        call = Call(
-            node=node,
-            inputs=[self._operand(node, name) for name in node.inputs],
-            opset=self._model.opset,
-            fetch=self.constants.fetch,
-            rebatch=self._rebatch,
-        )
+            raise self._control(node)
+        if node.type in ("SplitToSequence", "SequenceAt"):
+            self._sequence(node)
+            return
+        call = self._call(node)
         form = _CANONICAL.get(node.type, compute.default_form)(call)
         first = form.inputs[0] if form.inputs else None
         if form.type == "Identity" and first is not None:
@@ -132,6 +128,55 @@ class Binder:
         if self._rebatch and form.type == "Concat":
             self._widen(form)
         self._operator(node, form)
+
+    def _control(self, node: Node) -> Exception:
+        """The error of a node with subgraphs: an If whose condition is known is no error to the caller."""
+        condition = self.values.get(node.inputs[0])
+        if node.type == "If" and condition is not None and condition.is_constant:
+            return BranchTakenError(node, bool(self.constants.fetch(condition.name).reshape(-1)[0]))
+        inputs = [
+            name for name, value in self.values.items() if value.kind is TensorKind.INPUT and not value.type.is_float
+        ]
+        return UnsupportedGraphError(
+            f"{node.where}: control flow whose condition is not a constant cannot be planned",
+            hint=f"fix what it depends on: --value {name}=N, or export without control flow",
+        )
+
+    def _sequence(self, node: Node) -> None:
+        """A sequence exists only between the split that makes it and the reads of its items."""
+        if node.type == "SequenceAt":
+            items = self._sequences.get(node.inputs[0])
+            position = self._operand(node, node.inputs[1])
+            if items is None or position is None or not position.is_constant:
+                raise UnsupportedGraphError(f"{node.where}: a sequence that is not split from a tensor here")
+            self.values[node.outputs[0]] = items[int(self.constants.fetch(position.name).reshape(-1)[0])]
+            return
+        call = self._call(node)
+        value = call.operand(0)
+        axis = call.axis(call.integer("axis", 0), value.rank)
+        size = value.shape[axis]
+        sizes = call.ints(1) if call.has(1) else (1,) * size
+        if call.has(1) and call.operand(1).rank == 0:
+            sizes = tuple(min(sizes[0], size - start) for start in range(0, size, sizes[0]))
+        names = [f"{node.outputs[0]}__{index}" for index in range(len(sizes))]
+        split = Form(type="Split", attributes={"axis": axis, "split": sizes}, inputs=[value])
+        items = self._emit(split, names, node.name) if len(sizes) > 1 else [value]
+        if not call.has(1) and call.integer("keepdims", 1) == 0:
+            shape = value.shape[:axis] + value.shape[axis + 1 :]
+            forms = [layout.reshaped(item, shape) for item in items]
+            items = [
+                self._emit(form, [f"{name}_squeezed"], node.name)[0] for form, name in zip(forms, names, strict=True)
+            ]
+        self._sequences[node.outputs[0]] = items
+
+    def _call(self, node: Node) -> Call:
+        return Call(
+            node=node,
+            inputs=[self._operand(node, name) for name in node.inputs],
+            opset=self._model.opset,
+            fetch=self.constants.fetch,
+            rebatch=self._rebatch,
+        )
 
     def _operand(self, node: Node, name: str) -> Value | None:
         if not name:
@@ -310,5 +355,6 @@ def _shape(node: Node, shape: tuple[int, ...]) -> np.ndarray:
     if node.type == "Size":
         return np.array(math.prod(shape), np.int64)
     start, end = node.attributes.get("start", 0), node.attributes.get("end")
-    assert isinstance(start, int) and (end is None or isinstance(end, int))
+    assert isinstance(start, int)
+    assert end is None or isinstance(end, int)
     return np.array(shape[start:end], np.int64)

@@ -47,7 +47,7 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: BindOptions) -> 
     given = dict(options.dims)
     fixed = None
     if options.batch is not None:
-        _positive("--batch", options.batch)
+        _at_least(1, "--batch", options.batch)
         if batch_name is None:
             fixed = _fixed_batch(declared)
         elif given.get(batch_name, options.batch) != options.batch:
@@ -74,9 +74,9 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], options: BindOptions) -> 
     )
 
 
-def _positive(what: str, size: int) -> None:
-    if size < 1:
-        raise UsageError(f"{what}: got {size}, expected a whole number of at least 1")
+def _at_least(least: int, what: str, size: int) -> None:
+    if size < least:
+        raise UsageError(f"{what}: got {size}, expected a whole number of at least {least}")
 
 
 def _declared(value: onnx.ValueInfoProto, options: BindOptions) -> tuple[_Dim, ...]:
@@ -181,7 +181,7 @@ def _check_names(declared: Mapping[str, Sequence[_Dim]], given: Mapping[str, int
     known = _symbols(declared)
     parts = {part.strip() for name in known if _SUM.match(name) for part in name.split("+")}
     for name, size in given.items():
-        _positive(f"--dim {name}", size)
+        _at_least(0, f"--dim {name}", size)
         if name not in known and name not in parts:
             raise UsageError(f"--dim {name}={size}: the model has no dim {name!r}", hint=_suggest(name, known))
 

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
-_SPECIAL = {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
+_SPECIAL = {"FLOAT": "float32", "DOUBLE": "float64"}
 _NAMES: dict[int, str] = {
-    number: _SPECIAL.get(number, label.lower()) for label, number in TensorProto.DataType.items() if number
+    number: _SPECIAL.get(label, label.lower()) for label, number in TensorProto.DataType.items() if number
 }
 _NUMBERS = {name: number for number, name in _NAMES.items()}
 _NUMPY: dict[str, np.dtype] = {

@@ -36,18 +36,45 @@ def prove_rebatched(operators: Sequence[Draft], original: Mapping[str, Value], b
     Raises:
         UnsupportedGraphError: the first operator where the batch is not a loop of its own; it is named.
     """
-    positions: dict[str, int] = {}
     for operator in operators:
         for value in operator.outputs:
             if not value.batched or value.name not in original:
                 continue
             before = original[value.name].shape
-            position = _batch_position(before, value.shape, batch)
-            if position is None:
+            if _batch_position(before, value.shape, batch) is None:
                 raise _unproven(operator, f"its output is {list(before)} for a batch of 1, {list(value.shape)} now")
-            positions[value.name] = position
         if operator.type == "Reshape":
             _check_reshape(operator, original, batch)
+        else:
+            _check_dims(operator, original, batch)
+
+
+def _coupled_dims(operator: Draft, rank: int) -> set[int]:
+    """Dims of the first operand along which the operator mixes or orders elements."""
+    attributes = dict(operator.attributes)
+    if operator.type in ("LayerNormalization", "RMSNormalization"):
+        return set(range(int(str(attributes["axis"])), rank))
+    if operator.type == "OneHot":
+        return set()
+    found: set[int] = set()
+    for name in ("axis", "axes"):
+        value = attributes.get(name, ())
+        found.update(int(item) for item in (value if isinstance(value, tuple) else (value,)))
+    for name, neutral in (("repeats", 1), ("pads", 0)):
+        values = attributes.get(name, ())
+        if isinstance(values, tuple) and operator.type in ("Tile", "Pad"):
+            found.update(index % rank for index, item in enumerate(values) if item != neutral)
+    return found
+
+
+def _check_dims(operator: Draft, original: Mapping[str, Value], batch: int) -> None:
+    operands = operator.inputs if operator.type == "Concat" else operator.inputs[:1]
+    for value in operands:
+        if value is None or not value.batched or value.name not in original:
+            continue
+        position = _batch_position(original[value.name].shape, value.shape, batch)
+        if position is not None and position in _coupled_dims(operator, len(value.shape)):
+            raise _unproven(operator, f"it works along dim {position} of {list(value.shape)}, which holds the batch")
 
 
 def _check_reshape(operator: Draft, original: Mapping[str, Value], batch: int) -> None:

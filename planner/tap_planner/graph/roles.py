@@ -16,8 +16,12 @@ from tap_planner.graph.nodes import Node
 from tap_planner.operators import lookup
 
 _FIRST_ONLY = frozenset(
-    ("Cast", "CastLike", "Dropout", "Expand", "Flatten", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze")
-    + ("Tile", "Transpose", "Trilu", "Unsqueeze", "Clip", "ReduceSum", "ReduceMean", "CumSum", "TopK", "Resize")
+    (
+        *("Cast", "CastLike", "Dropout", "Expand", "Flatten", "Identity", "Pad", "Reshape", "Slice", "Split"),
+        *("SequenceAt", "SplitToSequence"),
+        *("Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"),
+        *("Clip", "CumSum", "ReduceMean", "ReduceSum", "Resize", "TopK"),
+    )
 )
 """Operators whose first operand is data and whose others are structure."""
 _QUANTISED = frozenset(("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"))
@@ -25,12 +29,15 @@ _PACKED = frozenset(("int8", "uint8", "int4", "uint4", "float8e4m3fn", "float8e5
 """Integer-like element types in which weights, not shapes, are stored."""
 _TABLES = frozenset(("Gather", "GatherND", "GatherElements"))
 _TINY_ROLES = frozenset(
-    ("BatchNormalization", "Conv", "ConvTranspose", "Gemm", "GroupNormalization", "InstanceNormalization")
-    + ("LayerNormalization", "MatMul", "PRelu", "RMSNormalization")
+    (
+        *("Conv", "ConvTranspose", "Gemm", "MatMul", "PRelu"),
+        *("BatchNormalization", "GroupNormalization", "InstanceNormalization"),
+        *("LayerNormalization", "RMSNormalization"),
+    )
 )
 """Where even a tensor of one element is a weight; elsewhere it is a scalar constant."""
 _NEVER_TRAINED = re.compile(
-    r"rotary|rope|inv_freq|cos_cached|sin_cached|(^|[._/])(cos|sin)$|running_(mean|var)|attn_mask|position_ids",
+    r"rotary|(^|[._/])rope|inv_freq|cos_cached|sin_cached|(^|[._/])(cos|sin)$|running_(mean|var)|attn_mask|position_ids",
     re.IGNORECASE,
 )
 

@@ -94,9 +94,7 @@ def _check_version(value: Value) -> None:
 
 def _parse(text: str) -> object:
     try:
-        return json.loads(
-            text, object_pairs_hook=_unique, parse_float=_refuse_number, parse_constant=_refuse_number
-        )
+        return json.loads(text, object_pairs_hook=_unique, parse_float=_refuse_number, parse_constant=_refuse_number)
     except json.JSONDecodeError as error:
         raise PlanFormatError(
             f"line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}", hint=REMEDY

@@ -146,9 +146,7 @@ def _constraint(value: Value) -> Constraint:
 
 def _mesh(value: Value) -> MeshSection:
     axes = value["axes"].each(
-        lambda axis: AxisDecision(
-            name=axis["name"].text(), size=axis["size"].integer(1), levels=axis["levels"].texts()
-        )
+        lambda axis: AxisDecision(name=axis["name"].text(), size=axis["size"].integer(1), levels=axis["levels"].texts())
     )
     if len({axis.name for axis in axes}) != len(axes):
         fail(f"{value.place}.axes", [axis.name for axis in axes], "axes of different names")

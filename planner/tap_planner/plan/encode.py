@@ -172,23 +172,23 @@ def encode_runs(values: Sequence[int | None]) -> list[object]:
     start = 0
     while start < len(values):
         first = values[start]
-        same = _matching(values, start, lambda _: first)
-        rising = 1 if first is None else _matching(values, start, lambda offset: first + offset)
-        length = max(same, rising)
-        if length == 1:
+        same = _run_length(values, start, step=0)
+        rising = 1 if first is None else _run_length(values, start, step=1)
+        if max(same, rising) == 1:
             runs.append(first)
         else:
-            runs.append([first, length] if same == length else [first, length, 1])
-        start += length
+            runs.append([first, same] if same >= rising else [first, rising, 1])
+        start += max(same, rising)
     return runs
 
 
-def _matching(values: Sequence[int | None], start: int, expected: object) -> int:
-    assert callable(expected)
-    length = 1
-    while start + length < len(values) and values[start + length] == expected(length):
-        length += 1
-    return length
+def _run_length(values: Sequence[int | None], start: int, step: int) -> int:
+    """Number of values from ``start`` that are equal (step 0) or count up (step 1)."""
+    first = values[start]
+    end = start + 1
+    while end < len(values) and values[end] == (first if first is None else first + step * (end - start)):
+        end += 1
+    return end - start
 
 
 def _block(entry: BlockEntry, axes: Sequence[str]) -> Json:

@@ -116,9 +116,7 @@ def _rename_operator(operator: OperatorDecision, names: _Names) -> OperatorDecis
         inputs=tuple(
             None
             if operand is None
-            else OperandDecision(
-                tensor=names(operand.tensor), placement=operand.placement, gradient=operand.gradient
-            )
+            else OperandDecision(tensor=names(operand.tensor), placement=operand.placement, gradient=operand.gradient)
             for operand in operator.inputs
         ),
         outputs=tuple(

@@ -284,9 +284,7 @@ def _redistributions(firsts: Mapping[BlockKey, _Occurrence]) -> Iterable[Redistr
             yield RedistributionEntry(block=key[0], variant=key[1], decision=redistribution)
 
 
-def _shared_redistributions(
-    decisions: Decisions, occurrences: Sequence[_Occurrence]
-) -> Iterable[RedistributionEntry]:
+def _shared_redistributions(decisions: Decisions, occurrences: Sequence[_Occurrence]) -> Iterable[RedistributionEntry]:
     """Those of no region; equal ones (a residual that two neighbours read) are written once, with their names."""
     owned = {id(item) for occurrence in occurrences for item in occurrence.redistributions}
     groups: dict[object, list[RedistributionDecision]] = {}

@@ -122,3 +122,24 @@ class PlanRequest:
     cluster: str
     """Path of a cluster.yaml, or the shorthand ``4x8:h100-sxm5-80gb``."""
     options: PlanOptions = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyRequest:
+    """A wish to run a plan."""
+
+    plan: Path
+    model: Path
+    """ONNX file, already found (given, beside the plan, or in the current folder)."""
+    nproc: int | None = None
+    """Local processes to start; None: join a launcher's, or emulate all ranks in this process."""
+    inputs: Path | None = None
+    """``.npz`` with the inputs by name; None: synthetic ones by ``seed``."""
+    seed: int = 0
+    steps: int = 1
+    init_random: bool = False
+    """Make random weights by ``seed`` instead of reading them."""
+    verify: bool = False
+    """Compare with single-process execution, and the collectives with the plan's."""
+    backend: str | None = None
+    """``gloo`` or ``nccl``; None: by device."""

@@ -95,7 +95,5 @@ def canonical_decisions(decisions: Decisions, reads: Mapping[str, str]) -> Decis
         parameters=parameters,
         redistributions=order_redistributions(decisions.operators, decisions.redistributions),
         buckets=tuple(buckets),
-        regions=tuple(
-            replace(region, occurrence=0) if region.run is None else region for region in decisions.regions
-        ),
+        regions=tuple(replace(region, occurrence=0) if region.run is None else region for region in decisions.regions),
     )

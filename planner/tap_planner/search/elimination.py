@@ -1,13 +1,14 @@
 """Exact min-plus variable elimination, with backtracking and min-marginals.
 
 Bucket elimination: Dechter, "Bucket elimination: a unifying framework for reasoning", Artificial Intelligence 113, 1999.
-Tables are int64; ``INFINITE`` marks what is forbidden.
+Where a lower bound is enough, buckets whose table would be too large are split: Dechter, Rish, "Mini-buckets: a general
+scheme for bounded inference", JACM 50(2), 2003. Tables are int64; ``INFINITE`` marks what is forbidden.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ class Factor:
     table: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Bucket:
     variable: int
     neighbours: tuple[int, ...]
@@ -39,26 +40,36 @@ class _Bucket:
     """[*neighbours, variable]"""
     message: np.ndarray
     """[*neighbours]"""
+    parent: int | None = None
+    """The bucket that joined the message; None for the table over ``keep``."""
 
 
 class Elimination:
     """The outcome of eliminating all variables but ``keep``."""
 
-    def __init__(self, domains: Mapping[int, int], keep: tuple[int, ...], buckets: list[_Bucket], table: np.ndarray):
-        self.domains = domains
+    def __init__(self, keep: tuple[int, ...], buckets: list[_Bucket], table: np.ndarray) -> None:
         self.keep = keep
         self.table = table
         """[*keep] least cost for each assignment of the kept variables."""
         self._buckets = buckets
 
     def backtrack(self, assignment: dict[int, int]) -> None:
-        """Extend an assignment of ``keep`` to a cheapest one of all variables (ties: smallest index), in place."""
-        for bucket in reversed(self._buckets):
-            row = bucket.joined[tuple(assignment[v] for v in bucket.neighbours)]
-            assignment[bucket.variable] = int(row.argmin())
+        """Extend an assignment of ``keep`` to a cheapest one of all variables (ties: smallest index), in place.
+
+        Where a bucket was split its variable takes the value that is cheapest for the parts together.
+        """
+        number = len(self._buckets) - 1
+        while number >= 0:
+            variable = self._buckets[number].variable
+            row: np.ndarray | int = 0
+            while number >= 0 and self._buckets[number].variable == variable:
+                bucket = self._buckets[number]
+                row = row + bucket.joined[tuple(assignment[v] for v in bucket.neighbours)]
+                number -= 1
+            assignment[variable] = int(np.argmin(row))
 
     def marginals(self, outside: np.ndarray | None = None) -> dict[int, np.ndarray]:
-        """Least total cost with each variable fixed to each of its values.
+        """Least total cost with each variable fixed to each of its values (a lower bound where buckets were split).
 
         Args:
             outside: [*keep] cost added to each assignment of the kept variables.
@@ -70,26 +81,19 @@ class Elimination:
         beliefs: dict[int, np.ndarray] = {}
         for number in range(len(self._buckets) - 1, -1, -1):
             bucket = self._buckets[number]
-            parent = self._parent(number)
-            if parent is None:
+            if bucket.parent is None:
                 whole, scope = total, self.keep
             else:
-                above = self._buckets[parent]
-                whole, scope = beliefs[parent], (*above.neighbours, above.variable)
+                above = self._buckets[bucket.parent]
+                whole, scope = beliefs[bucket.parent], (*above.neighbours, above.variable)
             reduced = _reduce_to(whole, scope, bucket.neighbours)
             rest = np.where(bucket.message >= INFINITE, INFINITE, reduced - bucket.message)
             belief = np.minimum(bucket.joined + rest[..., None], INFINITE)
             beliefs[number] = belief
-            result[bucket.variable] = belief.min(axis=tuple(range(belief.ndim - 1)))
+            costs = belief.min(axis=tuple(range(belief.ndim - 1)))
+            known = result.get(bucket.variable)
+            result[bucket.variable] = costs if known is None else np.maximum(known, costs)
         return result
-
-    def _parent(self, number: int) -> int | None:
-        """The bucket in which the message of a bucket was joined, or None for the table over ``keep``."""
-        neighbours = set(self._buckets[number].neighbours)
-        for later in range(number + 1, len(self._buckets)):
-            if self._buckets[later].variable in neighbours:
-                return later
-        return None
 
 
 def _reduce_to(table: np.ndarray, scope: tuple[int, ...], wanted: tuple[int, ...]) -> np.ndarray:
@@ -167,6 +171,7 @@ def eliminate(
     factors: Sequence[Factor],
     keep: tuple[int, ...] = (),
     order: tuple[int, ...] | None = None,
+    split_above: int | None = None,
 ) -> Elimination:
     """Minimise the sum of ``factors`` over all variables but ``keep``.
 
@@ -175,6 +180,7 @@ def eliminate(
         factors: cost tables.
         keep: variables that stay.
         order: elimination order, if it is known from an equal structure.
+        split_above: split buckets whose table would have more entries: the result is then a lower bound.
 
     Raises:
         WidthError: some table would be too large.
@@ -183,6 +189,7 @@ def eliminate(
         order = elimination_order(domains, [f.scope for f in factors], keep)
     touching: dict[int, dict[int, Factor]] = {v: {} for v in domains}
     loose: dict[int, Factor] = {}
+    maker: dict[int, int] = {}
     for number, factor in enumerate(factors):
         loose[number] = factor
         for v in factor.scope:
@@ -191,19 +198,58 @@ def eliminate(
     buckets: list[_Bucket] = []
     for variable in order:
         mine = touching.pop(variable)
-        neighbours = tuple(sorted({v for f in mine.values() for v in f.scope} - {variable}))
-        joined = join(list(mine.values()), (*neighbours, variable), domains)
-        message = np.minimum(joined.min(axis=-1), INFINITE)
-        buckets.append(_Bucket(variable, neighbours, joined, message))
         for number, factor in mine.items():
             del loose[number]
             for v in factor.scope:
                 if v != variable:
                     del touching[v][number]
-        made = Factor(neighbours, message)
-        loose[following] = made
-        for v in neighbours:
-            touching[v][following] = made
-        following += 1
+        for group in _groups(variable, mine, domains, split_above):
+            neighbours = tuple(sorted({v for f in group.values() for v in f.scope} - {variable}))
+            joined = join(list(group.values()), (*neighbours, variable), domains)
+            message = np.minimum(joined.min(axis=-1), INFINITE)
+            for number in group:
+                if number in maker:
+                    buckets[maker[number]].parent = len(buckets)
+            maker[following] = len(buckets)
+            buckets.append(_Bucket(variable, neighbours, joined, message))
+            made = Factor(neighbours, message)
+            loose[following] = made
+            for v in neighbours:
+                touching[v][following] = made
+            following += 1
     table = np.minimum(join(list(loose.values()), keep, domains), INFINITE)
-    return Elimination(domains, keep, buckets, table)
+    return Elimination(keep, buckets, table)
+
+
+def _groups(
+    variable: int, factors: dict[int, Factor], domains: Mapping[int, int], split_above: int | None
+) -> list[dict[int, Factor]]:
+    """The factors of a bucket, in groups whose joined tables stay under the limit (one group without limit)."""
+    if split_above is None or _joined_size(factors.values(), variable, domains) <= split_above:
+        return [factors]
+    groups: list[dict[int, Factor]] = []
+    own: dict[int, Factor] = {}
+    for number, factor in sorted(factors.items(), key=lambda item: (-item[1].table.size, item[0])):
+        if factor.scope == (variable,):
+            own[number] = factor
+            continue
+        for group in groups:
+            if _joined_size([*group.values(), factor], variable, domains) <= split_above:
+                group[number] = factor
+                break
+        else:
+            groups.append({number: factor})
+    for number, factor in own.items():
+        for position, group in enumerate(groups):
+            part = factor.table // len(groups) + (factor.table % len(groups) if position == 0 else 0)
+            group[number if position == 0 else -1 - number] = Factor(
+                factor.scope, np.where(factor.table >= INFINITE, INFINITE, part)
+            )
+    return groups
+
+
+def _joined_size(factors: Iterable[Factor], variable: int, domains: Mapping[int, int]) -> int:
+    size = domains[variable]
+    for v in {v for f in factors for v in f.scope} - {variable}:
+        size *= domains[v]
+    return size

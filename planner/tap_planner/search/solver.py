@@ -8,8 +8,8 @@ Every bound that is reported is a valid one: if the exact stage would need too l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,12 +23,19 @@ from tap_planner.search.elimination import (
     elimination_order,
 )
 from tap_planner.search.model import CostedModel
-from tap_planner.search.terms import SCALE, RegionPolicy, Term
+from tap_planner.search.terms import PARTS, SCALE, RegionPolicy, Term
 
 MAX_BOUNDARY_STATES = 400
 """Boundary states of a block up to which its matrix is worth having."""
-DENSE_ARITY = 3
+DENSE_ARITY = 2
 """Terms of at most so many variables are exact in the relaxed model too."""
+RELAXED_TABLE_ENTRIES = 2_000_000
+"""Buckets with larger tables are split in the relaxed model."""
+MAX_TIGHTENINGS = 20
+"""Times that shares are moved in the relaxed model."""
+FIRST_WINDOW = 10_000
+"""The first window of costs above the bound that is searched exactly is the bound divided by this."""
+WINDOW_GROWTH = 6
 MAX_SET_STATES = 5
 """Destinations of a shared tensor up to which all their subsets are enumerated in the exact stage."""
 MAX_DENSE_ENTRIES = 4_000_000
@@ -81,6 +88,7 @@ class _PartTables:
     domains: dict[int, int] = field(default_factory=dict)
     keep: tuple[int, ...] = ()
     order: tuple[int, ...] | None = None
+    stale: bool = False
 
     def add(self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray) -> None:
         self.scopes.append(scope)
@@ -113,6 +121,7 @@ class Solver:
         self._alive: dict[int, np.ndarray] = {}
         self._parts: dict[tuple[str, int, bool], _PartTables] = {}
         self._set_states: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._splits: dict[str, dict[tuple[int, int], list[int]]] = {}
 
     # -- domains -----------------------------------------------------------------------------------------------
 
@@ -138,8 +147,11 @@ class Solver:
 
     def _tables(self, kind: str, number: int, exact: bool) -> _PartTables:
         key = (kind, number, exact)
-        if key not in self._parts:
+        known = self._parts.get(key)
+        if known is None or known.stale:
             self._parts[key] = self._make_tables(kind, number, exact)
+            if known is not None:
+                self._parts[key].order = known.order
         return self._parts[key]
 
     def _make_tables(self, kind: str, number: int, exact: bool) -> _PartTables:
@@ -209,7 +221,8 @@ class Solver:
     ) -> None:
         first = [] if term.producer is None else [self.alive(term.producer)]
         alive = [*(first or [np.zeros(1, dtype=np.int64)]), *(self.alive(slot.variable) for slot in term.slots)]
-        for index, ns, num_bytes in term.shares(alive, policy, multiplicity, together):
+        split = self._splits.get(term.tensor, {})
+        for index, ns, num_bytes in term.shares(alive, policy, multiplicity, together, split):
             scope = (term.slots[index].variable,)
             if term.producer is None:
                 ns, num_bytes = ns[0], num_bytes[0]
@@ -244,7 +257,7 @@ class Solver:
             represented = [i for i, m in enumerate(multiplicity) if m]
             small = _with_slots(term, represented)
             shares = small.shares(
-                [alive[0], *(alive[i + 1] for i in represented)], policy, [multiplicity[i] for i in represented], False
+                [alive[0], *(alive[i + 1] for i in represented)], policy, [multiplicity[i] for i in represented], False, {}
             )
             for index, ns, num_bytes in shares:
                 slot = small.slots[index]
@@ -334,6 +347,107 @@ class Solver:
             WidthError: a table would be too large.
         """
         return _Minimisation(self, weights, exact).outcome()
+
+    def optimum(self, weights: Weights) -> Outcome:
+        """Least weighted cost, proven: ``bound`` equals the assignment's cost unless tables grew too large.
+
+        Values whose min-marginal lies within a window above the relaxed bound are searched exactly; the window grows
+        until what it holds proves itself (every assignment cheaper than bound + window lies inside it).
+        """
+        best = self._tighten(weights)
+        if best.weighted(weights) <= best.bound:
+            return replace(best, bound=best.weighted(weights))
+        relaxed, marginals = self.marginals(weights)
+        best = replace(best, bound=relaxed.bound)
+        proven = best.bound
+        window = max(proven // FIRST_WINDOW, 1)
+        while best.weighted(weights) > proven:
+            window = min(window, best.weighted(weights) - best.bound)
+            alive = {key: self._alive[key][costs <= best.bound + window] for key, costs in marginals.items()}
+            try:
+                inside = self.restrict(alive)
+                inside.prepare_sets()
+                found = inside.minimise(weights, exact=True)
+            except WidthError:
+                break
+            exhausted = best.bound + window
+            if found.assignment is not None and found.weighted(weights) < best.weighted(weights):
+                best = replace(found, bound=best.bound)
+            proven = max(proven, min(exhausted, found.bound))
+            if window >= best.weighted(weights) - best.bound or found.bound <= exhausted:
+                break
+            window *= WINDOW_GROWTH
+        return replace(best, bound=min(proven, best.weighted(weights)))
+
+    def _tighten(self, weights: Weights) -> Outcome:
+        """Relaxed minimisation, with the shares moved to those who use a destination, while that raises the bound.
+
+        A subgradient method on the shares; the shares of the best bound are kept. The outcome holds the cheapest
+        assignment met and the best bound.
+        """
+        best = self.minimise(weights)
+        kept = self._splits
+        stalled = 0
+        for _ in range(MAX_TIGHTENINGS):
+            if best.weighted(weights) <= best.bound or stalled >= 3:
+                break
+            self._splits = self._moved_shares(best.assignment if stalled == 0 else found.assignment)
+            self._forget_shares()
+            found = self.minimise(weights)
+            stalled = stalled + 1
+            if found.bound > best.bound:
+                kept, stalled = self._splits, 0
+            cheaper = found if found.weighted(weights) < best.weighted(weights) else best
+            best = replace(cheaper, bound=max(best.bound, found.bound))
+        if self._splits is not kept:
+            self._splits = kept
+            self._forget_shares()
+        return best
+
+    def _forget_shares(self) -> None:
+        for tables in self._parts.values():
+            tables.stale = True
+
+    def _moved_shares(self, assignment: Assignment | None) -> dict[str, dict[tuple[int, int], list[int]]]:
+        """Shares half-way between the present ones and those in which only users of a destination bear its cost."""
+        assert assignment is not None
+        moved = {tensor: dict(split) for tensor, split in self._splits.items()}
+        for term, number in self._relaxed_terms():
+            used: dict[tuple[int, int], list[float]] = {}
+            for shift in self._occurrence_shifts(number):
+                groups: dict[tuple[int, int], list[int]] = {}
+                for position, slot in enumerate(term.slots):
+                    value = assignment.value(slot.variable + shift)
+                    key = (int(slot.destination[value]), int(slot.gradient[value]))
+                    groups.setdefault(key, []).append(position)
+                for key, positions in groups.items():
+                    parts = used.setdefault(key, [0.0] * len(term.slots))
+                    for position in positions:
+                        parts[position] += 1 / len(positions)
+            split = moved.setdefault(term.tensor, {})
+            for key, parts in used.items():
+                present = split.get(key, [PARTS // len(term.slots)] * len(term.slots))
+                total = sum(parts)
+                split[key] = [
+                    int(old / 2 + PARTS * new / total / 2) for old, new in zip(present, parts, strict=True)
+                ]
+        return moved
+
+    def _relaxed_terms(self) -> Iterator[tuple[Term, int | None]]:
+        """Terms that are shared out, with the run of their link."""
+        for number, part in [(None, self.model.outer), *enumerate(self.model.links)]:
+            for term in part.terms:
+                if len(term.variables) > DENSE_ARITY and all(
+                    slot.variable < self.model.num_operators for slot in term.slots
+                ):
+                    yield term, number
+
+    def _occurrence_shifts(self, number: int | None) -> range:
+        """Distances from the second occurrence of a run to all later ones."""
+        if number is None:
+            return range(1)
+        run = self.model.runs[number]
+        return range(0, run.num_links * len(run.first), len(run.first))
 
     def marginals(self, weights: Weights) -> tuple[Outcome, dict[int, np.ndarray]]:
         """Relaxed minimisation and, by class, the least relaxed cost of every alive value."""
@@ -434,6 +548,7 @@ class _Minimisation:
         self._solver = solver
         self._weights = weights
         self._exact = exact
+        self._split_above = None if exact else RELAXED_TABLE_ENTRIES
         self._links: list[tuple[Elimination, Elimination]] = []
         self._chains: list[Chain] = []
         model = solver.model
@@ -453,13 +568,14 @@ class _Minimisation:
                 domains.setdefault(variable, size)
         if outer.order is None:
             outer.order = elimination_order(domains, [f.scope for f in factors], ())
-        self._outer = eliminate(domains, factors, (), outer.order)
+        self._outer = eliminate(domains, factors, (), outer.order, self._split_above)
         self.bound = int(self._outer.table)
 
     def _eliminate(self, tables: _PartTables) -> Elimination:
         if tables.order is None:
             tables.order = elimination_order(tables.domains, tables.scopes, tables.keep)
-        return eliminate(tables.domains, tables.weighted(self._weights), tables.keep, tables.order)
+        factors = tables.weighted(self._weights)
+        return eliminate(tables.domains, factors, tables.keep, tables.order, self._split_above)
 
     def _sizes(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Sizes of the shared variables, and of the boundary variables."""
@@ -577,8 +693,7 @@ class _Minimisation:
                 factors.append(Factor(scope, self._chains[other].table.reshape(shape)))
         keep = self._chain_scope(number)
         shared, boundary = self._sizes(number)
-        table = eliminate(domains, factors, keep).table
-        del solver
+        table = eliminate(domains, factors, keep, None, self._split_above).table
         return table.reshape(_product(shared), _product(boundary), _product(boundary))
 
 

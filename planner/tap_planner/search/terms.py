@@ -8,13 +8,17 @@ producer with every consumer; ``dense`` gives the exact table, ``shares`` a lowe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 SCALE = 12
 """Costs in tables are multiples of 1/12 ns and 1/12 byte, so that a cost shared by 2, 3, 4 or 6 consumers stays whole."""
+
+
+PARTS = 720
+"""Parts in which a destination's cost can be shared out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,17 +162,24 @@ class Term:
         return ns * SCALE, num_bytes * SCALE
 
     def shares(
-        self, alive: Sequence[np.ndarray], policy: RegionPolicy, multiplicity: Sequence[int], recompute_shared: bool
+        self,
+        alive: Sequence[np.ndarray],
+        policy: RegionPolicy,
+        multiplicity: Sequence[int],
+        recompute_shared: bool,
+        split: Mapping[tuple[int, int], Sequence[int]],
     ) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """A lower bound: per slot (index, SCALE x ns, SCALE x bytes) tables over (producer, slot's variable).
 
-        Every slot bears an equal part of what it would cost alone; equal choices then sum to the exact cost.
+        Every slot bears a part of what it would cost alone, an equal one unless ``split`` says otherwise. The parts of
+        one destination add up to one, so whatever slots choose it pay at most its cost; if all do, they pay it whole.
 
         Args:
             alive: alive strategies of the producer, then of each slot's variable.
             policy: treatment of regions.
             multiplicity: how many occurrences each slot stands for.
             recompute_shared: whether all slots lie in one region, so that its recomputation repeats the collectives.
+            split: per (destination, gradient) the parts of the slots in 1/PARTS; their sum is at most PARTS.
         """
         total = sum(multiplicity)
         keeping = sum(m for slot, m in zip(self.slots, multiplicity, strict=True) if self._keeps(slot, policy))
@@ -189,7 +200,13 @@ class Term:
                 num_bytes = num_bytes + self.state_bytes[state] * SCALE // keeping
             if self.is_activation and index == 0 and self.producer_keeps and policy.counts(self.producer_region):
                 num_bytes = num_bytes + self.state_bytes[src] * SCALE // keeping
-            result.append((index, np.broadcast_to(ns * SCALE // total, num_bytes.shape), num_bytes))
+            if split:
+                keys = zip(destination[0].tolist(), gradient[0].tolist(), strict=True)
+                parts = np.array([split[key][index] if key in split else -1 for key in keys], dtype=np.int64)
+                ns = np.where(parts >= 0, ns * SCALE * parts // PARTS, ns * SCALE // total)
+            else:
+                ns = ns * SCALE // total
+            result.append((index, np.broadcast_to(ns, num_bytes.shape), num_bytes))
         return result
 
     def _keeps(self, slot: Slot, policy: RegionPolicy) -> bool:

@@ -1,0 +1,110 @@
+"""Option types and the options that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from importlib import metadata
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kMGT]?B|[KMGT]iB)")
+_FACTORS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")
+}
+
+
+class SizeType(click.ParamType):
+    """``80GiB``, ``none`` (no limit) or ``device``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Bytes, or one of the words."""
+        if isinstance(value, int) or value in ("none", "device"):
+            return value
+        match = _SIZE.fullmatch(value)
+        size = int(Fraction(match[1]) * _FACTORS[match[2]]) if match else 0
+        if size <= 0:
+            self.fail(f"{value!r} is no size with its unit, expected for example 80GiB, 500MB, none or device", param, ctx)
+        return size
+
+
+class NumberOrAuto(click.ParamType):
+    """``auto`` or a number in a range."""
+
+    name = "number"
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self._least = least
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """The number, or ``auto``."""
+        if value == "auto" or isinstance(value, int):
+            return value
+        number = int(value) if re.fullmatch(r"[0-9]{1,9}", value) else -1
+        if number < self._least or (self._most is not None and number > self._most):
+            upper = f"to {self._most}" if self._most is not None else "up"
+            self.fail(f"{value!r}, expected auto or a number from {self._least} {upper}", param, ctx)
+        return number
+
+
+class Assignment(click.ParamType):
+    """``name=value`` with an integer (or, on request, several or a boolean)."""
+
+    name = "name=value"
+
+    def __init__(self, *, several: bool = False, values: bool = False) -> None:
+        self._several = several
+        self._values = values
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        """Name and value."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = value.rpartition("=")
+        example = "x=4,8" if self._several else "seq=128"
+        if not name or not equals:
+            self.fail(f"{value!r}, expected NAME=VALUE as {example}", param, ctx)
+        if self._several:
+            parts = text.split(",")
+            if all(re.fullmatch(r"[0-9]{1,12}", part) for part in parts):
+                return name, tuple(map(int, parts))
+        elif self._values and text in ("true", "false"):
+            return name, int(text == "true")
+        elif re.fullmatch(r"-?[0-9]{1,18}" if self._values else r"[1-9][0-9]{0,11}", text):
+            return name, int(text)
+        self.fail(f"{value!r}: {text!r} is no value for {name!r}, expected for example {example}", param, ctx)
+
+
+SIZE = SizeType()
+COLORS = ("auto", "always", "never")
+
+
+def common_options(command: F) -> F:
+    """``-q``, ``-v``, ``--color`` and ``--version``."""
+    for option in (
+        click.version_option(_version(), "--version", message="%(prog)s %(version)s"),
+        click.option("--color", type=click.Choice(COLORS), default="auto", show_default=True, help="Colour the output."),
+        click.option("-v", "--verbose", is_flag=True, help="Say more on stderr; show tracebacks."),
+        click.option("-q", "--quiet", is_flag=True, help="Say only errors on stderr."),
+    ):
+        command = option(command)
+    return command
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tap-planner")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def settings(name: str) -> dict[str, Any]:
+    """Context settings of a command: ``-h``, and environment variables ``TAP_PLAN_BATCH`` and the like."""
+    return {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": name.upper().replace("-", "_")}
