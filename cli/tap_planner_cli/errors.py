@@ -1,7 +1,7 @@
 """Runs a command and turns whatever happens into an exit code and a message on stderr.
 
-    0 done    1 negative answer    2 wrong input    3 infeasible    4 limit    5 apply refused
-    70 our bug    130 interrupted    143 terminated
+0 done    1 negative answer    2 wrong input    3 infeasible    4 limit    5 apply refused
+70 our bug    130 interrupted    143 terminated
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ class SizeType(click.ParamType):
         match = _SIZE.fullmatch(value)
         size = int(Fraction(match[1]) * _FACTORS[match[2]]) if match else 0
         if size <= 0:
-            self.fail(f"{value!r} is no size with its unit, expected for example 80GiB, 500MB, none or device", param, ctx)
+            self.fail(
+                f"{value!r} is no size with its unit, expected for example 80GiB, 500MB, none or device", param, ctx
+            )
         return size
 
 
@@ -90,7 +92,9 @@ def common_options(command: F) -> F:
     """``-q``, ``-v``, ``--color`` and ``--version``."""
     for option in (
         click.version_option(_version(), "--version", message="%(prog)s %(version)s"),
-        click.option("--color", type=click.Choice(COLORS), default="auto", show_default=True, help="Colour the output."),
+        click.option(
+            "--color", type=click.Choice(COLORS), default="auto", show_default=True, help="Colour the output."
+        ),
         click.option("-v", "--verbose", is_flag=True, help="Say more on stderr; show tracebacks."),
         click.option("-q", "--quiet", is_flag=True, help="Say only errors on stderr."),
     ):

@@ -198,8 +198,18 @@ def test_short_periods_are_reported_apart(tmp_path: Path) -> None:
 
 def test_graphs_without_operators(tmp_path: Path) -> None:
     """An empty graph folds to nothing."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 20]> g (float[2] x) => (float y) { y = Identity (x) }'
-    )
-    folded = fold(bind(saved(tmp_path, model), BindOptions()))
+    model = text_model(tmp_path, "g (float[2] x) => (float y) { y = Identity (x) }")
+    folded = fold(bind(model, BindOptions()))
     assert (folded.runs, folded.folded_share, folded.representatives()) == ((), 0.0, ())
+
+
+def test_very_wide_operators_stay_outside(tmp_path: Path) -> None:
+    """A Concat of all layers' values ends every chain and is in no run."""
+    layers = "\n".join(f"b{i} = Exp (a{i})\n c{i} = Relu (b{i})\n a{i + 1} = Neg (c{i})" for i in range(80))
+    joined = ", ".join(f"a{i + 1}" for i in range(80))
+    model = text_model(tmp_path, f"g (float[4] a0) => (float y) {{ {layers}\n y = Concat <axis=0> ({joined}) }}")
+    folded = fold(bind(model, BindOptions()))
+    for run in folded.runs:
+        check_run(folded.graph, run)
+    assert folded.graph.operators[-1].type == "Concat"
+    assert folded.folded_share == 0.0

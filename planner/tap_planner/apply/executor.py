@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from tap_planner.apply.communicator import Parts, RecordingCommunicator
-from tap_planner.apply.operators import LossRecord, OperatorContext, run_loss, run_operator, torch_dtype
+from tap_planner.apply.operators import LossRecord, OperatorContext, run_loss, run_operator
 from tap_planner.apply.optimizer import Optimizer
-from tap_planner.apply.parameters import ParameterStore, plain_array, read_part
-from tap_planner.apply.placing import place
+from tap_planner.apply.parameters import ParameterStore
 from tap_planner.apply.redistribute import redistribute
-from tap_planner.graph import TensorKind
-from tap_planner.plan import OperandDecision, RedistributionDecision
+from tap_planner.apply.values import TensorValues
+from tap_planner.plan import OperandDecision
 from tap_planner.program import (
     Compute,
     GatherParameters,
@@ -33,7 +32,7 @@ from tap_planner.program import (
     Release,
     UpdateParameters,
 )
-from tap_planner.sharding import REPLICATE, Placements, local_indices, local_shape, shard
+from tap_planner.sharding import Placements, local_indices, local_shape
 
 GradientFactor = Callable[[Sequence[np.ndarray], int], np.ndarray]
 """What the gradient at the loss's operand is multiplied by: (indices per dim in the microbatch, microbatch) -> factors."""
@@ -82,28 +81,20 @@ class StepExecutor:
         self._program = program
         self._graph = program.graph
         self._decisions = program.decisions
+        self._training = program.decisions.mode == "train"
         self._communicator = communicator
         self._store = store
         self._optimizer = optimizer
         self._dtype = dtype
         self._gradient_factor = gradient_factor
-        self._edge_of = program.decisions.redistribution_of()
-        self._sources = {
-            output.tensor: output.placement for operator in self._decisions.operators for output in operator.outputs
-        }
+        self._values = TensorValues(program, communicator, store, dtype)
         self._contexts: dict[int, list[OperatorContext]] = {}
-        self._constants: dict[tuple[str, Placements], Parts] = {}
         self._releases = {
             instruction.region: _released(program, instruction.region)
             for instruction in program.microbatch
             if isinstance(instruction, Release)
         }
-        self._clear()
-
-    def _clear(self) -> None:
-        self._inputs: dict[tuple[str, Placements], Parts] = {}
-        self._values: dict[str, Parts] = {}
-        self._edges: dict[int, Parts] = {}
+        self._microbatch = 0
         self._gradients: dict[str, Parts] = {}
         self._edge_gradients: dict[int, Parts] = {}
         self._records: dict[int, list[_OperatorRecord] | LossRecord] = {}
@@ -117,50 +108,34 @@ class StepExecutor:
         result = StepResult()
         self._store.begin_step()
         for microbatch in range(self._decisions.microbatches):
-            self._clear()
             self._microbatch = microbatch
-            self._fed = self._feed(inputs, microbatch)
+            self._values.begin(inputs, microbatch)
             for instruction in self._program.microbatch:
                 self._execute(instruction)
             for name in self._graph.outputs:
-                result.outputs.setdefault(name, []).append(self._output(name))
-            if self._graph.loss is not None and self._graph.loss in self._values:
-                result.losses.append(self._values[self._graph.loss])
+                result.outputs.setdefault(name, []).append(self._values.get(name))
+            if self._graph.loss is not None:
+                result.losses.append(self._values.get(self._graph.loss))
+            for kept in (self._gradients, self._edge_gradients, self._records):
+                kept.clear()
             self._store.release_gathered()
-        self._clear()
+        self._values.clear()
         for instruction in self._program.step:
             self._execute(instruction)
         return result
 
-    def _feed(self, inputs: Mapping[str, np.ndarray], microbatch: int) -> dict[str, Tensor]:
-        """This microbatch's slice of every input."""
-        fed: dict[str, Tensor] = {}
-        for name in self._graph.inputs:
-            value, dim = inputs[name], self._graph.batch_dims.get(name)
-            if dim is not None and self._decisions.microbatches > 1:
-                size = self._graph.tensors[name].type.shape[dim]
-                value = np.take(value, range(microbatch * size, (microbatch + 1) * size), dim)
-            fed[name] = self._tensor(value, self._graph.tensors[name].type.dtype)
-        return fed
-
-    def _tensor(self, value: np.ndarray, dtype: str) -> Tensor:
-        tensor = torch.from_numpy(plain_array(value))
-        return tensor.to(self._communicator.device, torch_dtype(dtype, self._dtype))
+    def output_placement(self, name: str) -> Placements:
+        """Placement of a graph output or of the loss in the result."""
+        return self._values.output_placement(name)
 
     def _execute(self, instruction: Instruction) -> None:
         match instruction:
-            case Compute(phase=Phase.BACKWARD, operator=index):
-                self._communicator.phase = Phase.BACKWARD
-                self._backward(index)
             case Compute(phase=phase, operator=index):
                 self._communicator.phase = phase
-                self._forward(index)
-            case Redistribute(phase=Phase.BACKWARD, redistribution=index):
-                self._communicator.phase = Phase.BACKWARD
-                self._redistribute_gradient(index)
+                (self._backward if phase is Phase.BACKWARD else self._forward)(index)
             case Redistribute(phase=phase, redistribution=index):
                 self._communicator.phase = phase
-                self._redistribute_value(index)
+                (self._redistribute_gradient if phase is Phase.BACKWARD else self._values.redistribute)(index)
             case GatherParameters(phase=phase, bucket=bucket):
                 self._communicator.phase = phase
                 self._store.gather(bucket)
@@ -175,63 +150,6 @@ class StepExecutor:
                 self._store.gather_updated(bucket)
             case Release(region=region):
                 self._release(region)
-
-    # Values -----------------------------------------------------------------------------------------------------
-
-    def _output(self, name: str) -> Parts:
-        tensor = self._graph.tensors[name]
-        if tensor.kind is TensorKind.ACTIVATION:
-            return self._values[name]
-        return self._source_value(name, self.output_placement(name))
-
-    def output_placement(self, name: str) -> Placements:
-        """Placement in which a graph output is left by its producer (R for what has no producer)."""
-        if name in self._sources:
-            return self._sources[name]
-        tensor = self._graph.tensors[name]
-        if tensor.read is not None:
-            return read_placements(self._store.decision(tensor.read.parameter).placement, tensor.read.dims)
-        return (REPLICATE,) * len(self._communicator.mesh_shape)
-
-    def _source_value(self, name: str, placement: Placements) -> Parts:
-        """A tensor as its producer left it; constants and inputs directly in ``placement``."""
-        tensor = self._graph.tensors[name]
-        if tensor.kind is TensorKind.ACTIVATION:
-            return self._values[name]
-        if tensor.kind is TensorKind.PARAMETER:
-            read = tensor.read
-            assert read is not None
-            return [read_part(part, read) for part in self._store.parts(read.parameter)]
-        cache = self._inputs if tensor.kind is TensorKind.INPUT else self._constants
-        key = (name, placement)
-        if key not in cache:
-            whole = self._fed[name] if tensor.kind is TensorKind.INPUT else self._constant(name)
-            cache[key] = [
-                place(whole, placement, self._communicator.mesh_shape, rank) for rank in self._communicator.ranks
-            ]
-        return cache[key]
-
-    def _constant(self, name: str) -> Tensor:
-        return self._tensor(self._graph.constants.value(name), self._graph.tensors[name].type.dtype)
-
-    def _edge(self, operand: OperandDecision) -> int | None:
-        return self._edge_of.get((operand.tensor, operand.placement, operand.gradient))
-
-    def _operand(self, operand: OperandDecision) -> Parts:
-        edge = self._edge(operand)
-        return self._source_value(operand.tensor, operand.placement) if edge is None else self._edges[edge]
-
-    def _redistribute_value(self, index: int) -> None:
-        decision = self._decisions.redistributions[index]
-        value = self._source_value(decision.tensor, decision.source)
-        self._edges[index] = self._steps(decision, value, decision.source, backward=False)
-
-    def _steps(
-        self, decision: RedistributionDecision, parts: Parts, placements: Placements, *, backward: bool
-    ) -> Parts:
-        shape = self._graph.tensors[decision.tensor].type.shape
-        steps = decision.backward if backward else decision.forward
-        return redistribute(self._communicator, parts, shape, placements, steps)
 
     # Forward ----------------------------------------------------------------------------------------------------
 
@@ -251,50 +169,51 @@ class StepExecutor:
             ]
         return self._contexts[index]
 
-    def _forward(self, index: int) -> None:
-        operator = self._graph.operators[index]
-        if operator.type == "Loss":
-            operands = self._operand_lists(index)
-            losses, record = run_loss(self._context(index), operands, self._communicator)
-            self._values[operator.outputs[0]] = losses
-            self._records[index] = record
-            return
-        records = self._run(index)
-        if self._needs_gradient(index):
-            self._records[index] = records
-        for position, name in enumerate(operator.outputs):
-            self._values[name] = [record.outputs[position].detach() for record in records]
-
-    def _needs_gradient(self, index: int) -> bool:
-        if self._decisions.mode != "train":
-            return False
-        return any(operand is not None and operand.gradient is not None for operand in self._decisions.operators[index].inputs)
-
-    def _operand_lists(self, index: int) -> list[list[Tensor | None]]:
+    def _operands(self, index: int) -> list[list[Tensor | None]]:
         """Per rank, the local parts of an operator's operands."""
         decision = self._decisions.operators[index]
-        columns = [None if operand is None else self._operand(operand) for operand in decision.inputs]
+        columns = [None if operand is None else self._values.operand(operand) for operand in decision.inputs]
         return [
             [None if column is None else column[rank] for column in columns]
             for rank in range(len(self._communicator.ranks))
         ]
 
+    def _differentiated(self, index: int) -> list[int]:
+        """Positions of the operands whose gradient is wanted."""
+        inputs = self._decisions.operators[index].inputs if self._training else ()
+        return [p for p, operand in enumerate(inputs) if operand is not None and operand.gradient is not None]
+
+    def _forward(self, index: int) -> None:
+        operator = self._graph.operators[index]
+        if operator.type == "Loss":
+            losses, record = run_loss(self._context(index), self._operands(index), self._communicator)
+            self._values.put(operator.outputs[0], losses)
+            self._records[index] = record
+            return
+        records = self._run(index)
+        if self._differentiated(index):
+            self._records[index] = records
+        for position, name in enumerate(operator.outputs):
+            self._values.put(name, [record.outputs[position].detach() for record in records])
+
     def _run(self, index: int) -> list[_OperatorRecord]:
-        decision = self._decisions.operators[index]
-        wanted = [
-            operand is not None and operand.gradient is not None and self._decisions.mode == "train"
-            for operand in decision.inputs
-        ]
+        wanted = self._differentiated(index)
         records: list[_OperatorRecord] = []
-        for context, operands in zip(self._context(index), self._operand_lists(index), strict=True):
+        for context, operands in zip(self._context(index), self._operands(index), strict=True):
             leaves = tuple(
-                value.detach().requires_grad_() if value is not None and needed else value
-                for value, needed in zip(operands, wanted, strict=True)
+                value.detach().requires_grad_() if value is not None and position in wanted else value
+                for position, value in enumerate(operands)
             )
-            with torch.set_grad_enabled(any(wanted)):
+            with torch.set_grad_enabled(bool(wanted)):
                 outputs = run_operator(context, leaves)
             records.append(_OperatorRecord(leaves, tuple(output.to(self._communicator.device) for output in outputs)))
         return records
+
+    def _release(self, region: int) -> None:
+        tensors, edges, operators = self._releases[region]
+        self._values.forget(tensors, edges)
+        for index in operators:
+            self._records.pop(index, None)
 
     # Backward ---------------------------------------------------------------------------------------------------
 
@@ -305,19 +224,16 @@ class StepExecutor:
             self._loss_backward(index, record)
             return
         records = self._run(index) if record is None else record
-        gradients = [self._gradients.get(output.tensor) for output in decision.outputs]
-        positions = [p for p, operand in enumerate(decision.inputs) if operand is not None and operand.gradient is not None]
-        columns: dict[int, Parts] = {position: [] for position in positions}
-        for rank, each in enumerate(records):
-            seeds = [None if column is None else column[rank] for column in gradients]
-            for position, gradient in zip(positions, _product(each, positions, seeds), strict=True):
-                columns[position].append(gradient)
-        for position, column in columns.items():
+        outer = [self._gradients.pop(output.tensor, None) for output in decision.outputs]
+        positions = self._differentiated(index)
+        products = [
+            _product(each, positions, [None if column is None else column[rank] for column in outer])
+            for rank, each in enumerate(records)
+        ]
+        for position, column in zip(positions, zip(*products, strict=True), strict=True):
             operand = decision.inputs[position]
             assert operand is not None
-            self._add_gradient(operand, column)
-        for output in decision.outputs:
-            self._gradients.pop(output.tensor, None)
+            self._add_gradient(operand, list(column))
 
     def _loss_backward(self, index: int, record: LossRecord) -> None:
         operand = self._decisions.operators[index].inputs[0]
@@ -335,10 +251,9 @@ class StepExecutor:
         self._add_gradient(operand, gradients)
 
     def _add_gradient(self, operand: OperandDecision, gradients: Parts) -> None:
-        edge = self._edge(operand)
+        edge = self._values.edge_of(operand)
         if edge is not None:
-            known = self._edge_gradients.get(edge)
-            self._edge_gradients[edge] = _sum(known, gradients)
+            self._edge_gradients[edge] = _sum(self._edge_gradients.get(edge), gradients)
         else:
             self._add_tensor_gradient(operand.tensor, gradients)
 
@@ -355,7 +270,9 @@ class StepExecutor:
         gradients = self._edge_gradients.pop(index, None)
         if gradients is None:
             gradients = self._zeros(decision.tensor, decision.gradient)
-        moved = self._steps(decision, gradients, decision.gradient, backward=True)
+        shape = self._graph.tensors[decision.tensor].type.shape
+        moved = redistribute(self._communicator, gradients, shape, decision.gradient, decision.backward)
+        self._values.forget((), (index,))
         self._add_tensor_gradient(decision.tensor, moved)
 
     def _zeros(self, name: str, placements: Placements) -> Parts:
@@ -366,20 +283,6 @@ class StepExecutor:
             for rank in self._communicator.ranks
         ]
 
-    def _release(self, region: int) -> None:
-        tensors, edges, operators = self._releases[region]
-        for name in tensors:
-            self._values.pop(name, None)
-        for edge in edges:
-            self._edges.pop(edge, None)
-        for index in operators:
-            self._records.pop(index, None)
-
-
-def read_placements(stored: Placements, dims: Sequence[int | None]) -> Placements:
-    """Placements of a stored parameter in the dims of a read of it."""
-    return tuple(shard(list(dims).index(p.dim), p.blocks) if p.is_shard else p for p in stored)
-
 
 def _sum(known: Parts | None, more: Parts) -> Parts:
     return list(more) if known is None else [a + b for a, b in zip(known, more, strict=True)]
@@ -387,11 +290,7 @@ def _sum(known: Parts | None, more: Parts) -> Parts:
 
 def _product(record: _OperatorRecord, positions: Sequence[int], seeds: Sequence[Tensor | None]) -> Parts:
     """Vector-Jacobian product of one operator on one rank: gradients of the operands at ``positions``."""
-    leaves: list[Tensor] = []
-    for position in positions:
-        leaf = record.leaves[position]
-        assert leaf is not None
-        leaves.append(leaf)
+    leaves = [leaf for position in positions if (leaf := record.leaves[position]) is not None]
     pairs = [
         (output, seed)
         for output, seed in zip(record.outputs, seeds, strict=True)
@@ -413,10 +312,7 @@ def _released(program: Program, region: int) -> tuple[list[str], list[int], list
             outside_reads.update(name for name in operator.inputs if name is not None)
     operators = [index for index, operator in enumerate(program.graph.operators) if operator.id in inside]
     tensors = [
-        name
-        for index in operators
-        for name in program.graph.operators[index].outputs
-        if name not in outside_reads
+        name for index in operators for name in program.graph.operators[index].outputs if name not in outside_reads
     ]
     edges = [
         index

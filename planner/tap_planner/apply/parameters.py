@@ -18,7 +18,7 @@ from tap_planner.apply.operators import torch_dtype
 from tap_planner.apply.optimizer import Optimizer
 from tap_planner.apply.weights import WeightSource
 from tap_planner.graph import Parameter, ParameterRead
-from tap_planner.plan import BucketDecision, ParameterDecision
+from tap_planner.plan import BucketDecision
 from tap_planner.program import Program
 from tap_planner.sharding import local_indices
 
@@ -54,6 +54,7 @@ class ParameterStore:
     ) -> None:
         self._communicator = communicator
         self._dtype = dtype
+        self.weights = weights
         self.decisions = {decision.name: decision for decision in program.decisions.parameters}
         self._buckets = {bucket.id: bucket for bucket in program.decisions.buckets}
         self._values: dict[str, Parts] = {}
@@ -63,7 +64,8 @@ class ParameterStore:
         self._gradients: dict[str, Parts] = {}
         self._gradient_shards: dict[int, Parts] = {}
         for parameter in program.graph.parameters:
-            self._load(parameter, weights)
+            if parameter.name in self.decisions:
+                self._load(parameter, weights)
         for bucket in self._buckets.values():
             if bucket.zero_level == 3:
                 self._shards[bucket.id] = self._own_shards(bucket, self._flattened(bucket, self._values))
@@ -221,10 +223,6 @@ class ParameterStore:
     def _whole(self, bucket: BucketDecision, shards: Sequence[Tensor], communicator: Communicator) -> dict[str, Parts]:
         gathered = communicator.all_gather(shards, bucket.axes)
         return self._unflattened(bucket, [part.reshape(-1) for part in gathered])
-
-    def decision(self, name: str) -> ParameterDecision:
-        """The plan's decision on a parameter."""
-        return self.decisions[name]
 
 
 def _updated(optimizer: Optimizer, name: str, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> Parts:

@@ -55,7 +55,7 @@ def run_reference(
         value = torch.from_numpy(plain_array(weights.part(parameter, indices)))
         value = value.to(torch_dtype(parameter.type.dtype, DTYPE), copy=True)
         result.parameters[parameter.name] = value.requires_grad_(parameter.trainable and graph.loss is not None)
-    values = _Values(graph, inputs, result.parameters)
+    values = _Values(graph, inputs, result.parameters, weights)
     for operator in graph.operators:
         if operator.type == "Loss":
             _run_loss(operator, values, result, gradient_factor)
@@ -73,7 +73,14 @@ def run_reference(
 class _Values:
     """Tensors by name, made when first asked for."""
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, np.ndarray], parameters: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, np.ndarray],
+        parameters: Mapping[str, Tensor],
+        weights: WeightSource,
+    ) -> None:
+        self._weights = weights
         self._graph = graph
         self._inputs = inputs
         self._parameters = parameters
@@ -86,8 +93,10 @@ class _Values:
             if tensor.read is not None:
                 self._values[name] = read_part(self._parameters[tensor.read.parameter], tensor.read)
             else:
-                is_input = tensor.kind is TensorKind.INPUT
-                whole = self._inputs[name] if is_input else self._graph.constants.value(name)
+                if tensor.kind is TensorKind.INPUT:
+                    whole = self._inputs[name]
+                else:
+                    whole = self._graph.constants.value(name, self._weights.constant)
                 self._values[name] = torch.from_numpy(plain_array(whole)).to(torch_dtype(tensor.type.dtype, DTYPE))
         return self._values[name]
 

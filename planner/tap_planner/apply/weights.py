@@ -11,6 +11,7 @@ import numpy as np
 
 from tap_planner.errors import ApplyError
 from tap_planner.graph import Graph, Parameter, TensorKind
+from tap_planner.operators import TensorType
 
 
 class WeightSource(Protocol):
@@ -18,6 +19,10 @@ class WeightSource(Protocol):
 
     def part(self, parameter: Parameter, indices: Sequence[np.ndarray]) -> np.ndarray:
         """The part of a parameter at the cross product of ``indices`` (one array per stored dim)."""
+        ...
+
+    def constant(self, name: str, type: TensorType) -> np.ndarray | None:
+        """Value of a constant that lies outside the model file (a rotary table); None: read it there."""
         ...
 
 
@@ -57,6 +62,10 @@ class StoredWeights:
         whole = self._reader.read(parameter.name)
         return whole[np.ix_(*indices)] if indices else whole
 
+    def constant(self, name: str, type: TensorType) -> np.ndarray | None:
+        """See ``WeightSource.constant``."""
+        return None
+
 
 class RandomWeights:
     """Random parameters, a function of name, global position and seed: parts agree without the whole ever existing.
@@ -79,6 +88,12 @@ class RandomWeights:
             return np.zeros_like(uniform, dtype=np.int64)
         low, high = self._ranges.get(parameter.name, (-0.1, 0.1))
         return low + (high - low) * uniform
+
+    def constant(self, name: str, type: TensorType) -> np.ndarray | None:
+        """See ``WeightSource.constant``: floats in (0, 1], integers zero, which is a position in any table."""
+        if not type.is_float:
+            return np.zeros(type.shape, np.bool_ if type.dtype == "bool" else np.int64)
+        return 1.0 - random_part(name, type.shape, [np.arange(size) for size in type.shape], self._seed)
 
 
 def random_part(name: str, shape: tuple[int, ...], indices: Sequence[np.ndarray], seed: int) -> np.ndarray:

@@ -9,6 +9,9 @@ import numpy as np
 
 from tap_planner.graph import Graph, Operator, Tensor, TensorKind
 
+_MAX_OPERANDS = 64
+"""Operators with more operands (a Concat of hundreds) are never part of a repeat: the arrays stay narrow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
@@ -51,7 +54,8 @@ class _Encoder:
 
     def encode(self) -> Encoding:
         count = len(self.operators)
-        width = max((len(operator.inputs) for operator in self.operators), default=1) or 1
+        widest = max((len(operator.inputs) for operator in self.operators), default=1)
+        width = max(1, min(widest, _MAX_OPERANDS))
         self._find_uses()
         labels = np.zeros(count, np.int64)
         entities = np.full((count, width), -1, np.int64)
@@ -59,6 +63,12 @@ class _Encoder:
         is_local = np.zeros((count, width), bool)
         last_use = np.full((count, width), -1, np.int64)
         for index, operator in enumerate(self.operators):
+            if len(operator.inputs) > _MAX_OPERANDS:
+                labels[index] = self._labels.setdefault(("alone", index), len(self._labels))
+                self._edges.extend(
+                    (self._producers[name][0], index) for name in operator.inputs if name in self._producers
+                )
+                continue
             tags: list[Hashable] = []
             for slot, name in enumerate(operator.inputs):
                 if name is None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import onnx
 from onnx import TensorProto
 
-from tap_planner.errors import UnsupportedGraphError, UsageError
+from tap_planner.errors import ModelError, UnsupportedGraphError, UsageError
 from tap_planner.graph.binding import Binder
 from tap_planner.graph.branches import BranchTakenError, splice, with_captures
 from tap_planner.graph.constants import ConstantStore
@@ -44,6 +44,15 @@ def bind(model: ModelFile, options: BindOptions) -> Graph:
         UsageError: an option does not fit the model.
         UnsupportedGraphError: a node cannot be planned; the message names it.
     """
+    try:
+        return _bind(model, options)
+    except (LookupError, TypeError, AttributeError) as error:
+        # Nodes are guarded one by one; what is left are damaged declarations (names that are no text, say).
+        message = f"{model.path}: not a valid ONNX graph ({type(error).__name__}: {error})"
+        raise ModelError(message, hint="check the file with onnx.checker") from error
+
+
+def _bind(model: ModelFile, options: BindOptions) -> Graph:
     proto = inlined(model.proto)
     if proto is not model.proto:
         model = replace(model, proto=proto)
@@ -88,7 +97,7 @@ def _roles(proto: onnx.ModelProto, nodes: Sequence[Node], dynamic: Sequence[str]
             stored[node.outputs[0]] = (
                 _stored(tensor) if isinstance(tensor, TensorProto) else Stored(dtype="int64", size=None, rank=None)
             )
-        elif node.type == "ConstantOfShape" and node.inputs[0] in stored:
+        elif node.type == "ConstantOfShape" and node.inputs and node.inputs[0] in stored:
             dtype = dtype_name(tensor.data_type) if isinstance(tensor, TensorProto) else "float32"
             stored[node.outputs[0]] = Stored(dtype=dtype, size=None, rank=stored[node.inputs[0]].size)
     return find_roles(nodes, dynamic, stored, outputs)

@@ -103,6 +103,9 @@ class Binder:
                     self._visit(node)
                 except ModelError as error:
                     raise located(error, node.where) from error
+                except (ArithmeticError, LookupError, TypeError, ValueError, MemoryError) as error:
+                    text = f"{node.where}: not a valid node ({error})"
+                    raise UnsupportedGraphError(text, hint="check the file with onnx.checker") from error
 
     def _visit(self, node: Node) -> None:
         if node.type in _SOURCES and self._source(node):
@@ -134,9 +137,10 @@ class Binder:
         condition = self.values.get(node.inputs[0])
         if node.type == "If" and condition is not None and condition.is_constant:
             return BranchTakenError(node, bool(self.constants.fetch(condition.name).reshape(-1)[0]))
-        inputs = [
-            name for name, value in self.values.items() if value.kind is TensorKind.INPUT and not value.type.is_float
-        ]
+        fixable = (
+            name for name, item in self.values.items() if item.kind is TensorKind.INPUT and not item.type.is_float
+        )
+        name = next(fixable, "NAME")
         return UnsupportedGraphError(
             f"{node.where}: control flow whose condition is not a constant cannot be planned",
             hint=f"fix what it depends on: --value {name}=N, or export without control flow",

@@ -17,7 +17,28 @@ from tap_planner.graph.nodes import Node, decode_nodes
 
 def external_fields(tensor: TensorProto) -> dict[str, str]:
     """The key-value pairs that say where an external tensor lies."""
-    return {entry.key: entry.value for entry in tensor.external_data}
+    return {_text(entry.key): _text(entry.value) for entry in tensor.external_data}
+
+
+def _text(value: str | bytes) -> str:
+    """Damaged files may hold bytes that are no text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _extent(tensor: TensorProto) -> tuple[int, int, int]:
+    """Offset and length of external data as the file says, and the length that the shape needs, in bytes.
+
+    Raises:
+        ModelError: they are no numbers, or the element type is unknown.
+    """
+    fields = external_fields(tensor)
+    dtype = dtype_name(tensor.data_type)
+    packed = 2 if dtype in ("int4", "uint4") else 1
+    try:
+        expected = -(-math.prod(tensor.dims) * numpy_dtype(dtype).itemsize // packed)
+        return int(fields.get("offset", "0")), int(fields.get("length", expected)), expected
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"tensor {tensor.name!r}: external data entry is not readable ({error})") from error
 
 
 def external_path(folder: Path, tensor: TensorProto) -> Path:
@@ -47,16 +68,7 @@ def read_external(folder: Path, tensor: TensorProto) -> np.ndarray:
         ModelError: the location is not allowed, the file is absent or too short.
     """
     path = external_path(folder, tensor)
-    fields = external_fields(tensor)
-    dtype = dtype_name(tensor.data_type)
-    packed = 2 if dtype in ("int4", "uint4") else 1
-    try:
-        size = numpy_dtype(dtype).itemsize
-        offset = int(fields.get("offset", "0"))
-        expected = -(-math.prod(tensor.dims) * size // packed)
-        length = int(fields.get("length", expected))
-    except (KeyError, ValueError) as error:
-        raise ModelError(f"tensor {tensor.name!r}: external data entry is not readable ({error})") from error
+    offset, length, expected = _extent(tensor)
     if offset < 0 or length != expected:
         raise ModelError(
             f"tensor {tensor.name!r}: external data of {length} bytes at {offset}, but its shape needs {expected}"
@@ -98,11 +110,10 @@ class WeightReader:
             return True
         try:
             path = external_path(self._folder, tensor)
-        except ModelError:
+            offset, length, _ = _extent(tensor)
+            return path.is_file() and path.stat().st_size >= offset + length
+        except (ModelError, OSError, ValueError):
             return False
-        fields = external_fields(tensor)
-        end = int(fields.get("offset", "0")) + int(fields.get("length", "0"))
-        return path.is_file() and path.stat().st_size >= end
 
     def missing(self) -> tuple[str, ...]:
         """Initializers whose external data is absent, in file order."""

@@ -67,9 +67,6 @@ from tap_planner.plan.ordering import canonical_decisions
 from tap_planner.plan.schema import schema
 
 __all__ = [
-    "ApplyRequest",
-    "BlockDisplay",
-    "display_blocks",
     "FORMAT_VERSION",
     "LOSSES",
     "MEMORY_KINDS",
@@ -79,7 +76,9 @@ __all__ = [
     "PRECISIONS",
     "RECOMPUTES",
     "SCHEMA_URI",
+    "ApplyRequest",
     "AxisDecision",
+    "BlockDisplay",
     "BlockEntry",
     "BlockKey",
     "BucketDecision",
@@ -122,6 +121,7 @@ __all__ = [
     "check_digests",
     "compute_digests",
     "diff_plans",
+    "display_blocks",
     "expand",
     "expand_parts",
     "fold_decisions",

@@ -46,6 +46,4 @@ def _display(count: int, family: Mapping[str, list[str]], recompute: tuple[str, 
         names[name] = name if found is None else found[0]
         if found is not None:
             series.add(encode_series(found[1]))
-    return BlockDisplay(
-        count=count, names=names, values=series.pop() if len(series) == 1 else "", recompute=recompute
-    )
+    return BlockDisplay(count=count, names=names, values=series.pop() if len(series) == 1 else "", recompute=recompute)

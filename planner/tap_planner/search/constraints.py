@@ -14,7 +14,7 @@ class StrategyRule:
     """One constraint on the strategies of some operators along one axis."""
 
     pattern: str | None
-    """fnmatch pattern on operator id or name; None for the batch constraint, which is about every operator."""
+    """fnmatch pattern on operator id, name or type; None for the batch constraint, which is about every operator."""
     axis: int
     factor: str | None
     """Name of the choice (``k``, ``none``, ``partial``); None for the batch factor."""
@@ -42,7 +42,8 @@ class StrategyFilter:
     @staticmethod
     def _applies(rule: StrategyRule, operator: Operator) -> bool:
         pattern = rule.pattern
-        return pattern is None or fnmatchcase(operator.id, pattern) or fnmatchcase(operator.name, pattern)
+        names = (operator.id, operator.name, operator.type)
+        return pattern is None or any(fnmatchcase(name, pattern) for name in names)
 
     def allows(self, operator: Operator, names: tuple[str, ...]) -> bool:
         """Whether a strategy (names per axis) satisfies every constraint."""

@@ -176,6 +176,10 @@ class Model:
         assert tensor.read is not None and placements is not None
         return storage_of_operand(tensor.read, placements, gradient if tensor.requires_gradient else None)
 
+    def producer_of(self, tensor: str) -> int | None:
+        """Index of the operator that makes a tensor."""
+        return self._produced_by.get(tensor)
+
     # -- terms -------------------------------------------------------------------------------------------------
 
     def _slot(self, index: int, position: int, name: str) -> Slot:

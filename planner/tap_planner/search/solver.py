@@ -454,6 +454,18 @@ class Solver:
         minimisation = _Minimisation(self, weights, False)
         return minimisation.outcome(), minimisation.marginals()
 
+    def relaxed_time_ns(self) -> int:
+        """A lower bound of the least time, in ns."""
+        return -(-_Minimisation(self, Weights(1, 0), False).bound // SCALE)
+
+    def least_own_bytes(self) -> int:
+        """A lower bound of the memory: what parameters need at least, by themselves."""
+        model = self.model
+        total = sum(int(self.costed.own(v)[1].min()) for v in model.outer.variables)
+        for number, run in enumerate(model.runs):
+            total += run.num_links * sum(int(self.costed.own(v)[1].min()) for v in model.links[number].variables)
+        return total
+
     # -- exact prices ------------------------------------------------------------------------------------------
 
     def price(self, assignment: Assignment) -> tuple[int, int]:

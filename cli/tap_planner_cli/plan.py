@@ -1,0 +1,174 @@
+"""tap-plan: find and write the plan, or check one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from tap_planner.errors import TapError, UsageError
+from tap_planner.plan import (
+    LOSSES,
+    MODES,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    PlanOptions,
+    PlanRequest,
+    Verdict,
+    check_digests,
+    parse_constraint,
+    read_plan,
+    to_text,
+    write_plan,
+)
+from tap_planner_cli.console import make_console, show_warnings
+from tap_planner_cli.errors import EXIT_NEGATIVE, run
+from tap_planner_cli.parameters import SIZE, Assignment, NumberOrAuto, common_options, settings
+from tap_planner_cli.summary import print_summary, write_report
+
+_POSITIVE = click.IntRange(min=1)
+_NOT_PLANNING = {"model", "cluster", "output", "check", "report", "quiet", "verbose", "color"}
+"""Parameters that a --check may be given with; all others are in the plan."""
+
+
+@click.command(context_settings=settings("tap-plan"))
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--cluster", required=True, metavar="FILE|NxM:DEVICE", help="cluster.yaml, or as 4x8:h100-sxm5-80gb.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Plan file; default: stdout.")
+@click.option("--batch", type=_POSITIVE, help="Global batch of one step.")
+@click.option("--dim", type=Assignment(), multiple=True, help="Value of a symbolic dim (repeatable).")
+@click.option("--shape", type=Assignment(several=True), multiple=True, help="Shape of an input, as x=4,8.")
+@click.option("--value", type=Assignment(values=True), multiple=True, help="Value of an integer or boolean input.")
+@click.option("--batch-dim", metavar="NAME", help="Symbolic dim that carries the batch.")
+@click.option("--mode", type=click.Choice(MODES), default="train", show_default=True)
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True)
+@click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True)
+@click.option("--loss", type=click.Choice([*LOSSES, "none"]), help="Default: the mean of the first float output.")
+@click.option("--loss-output", metavar="NAME", help="Output that the loss reads.")
+@click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters not to train (repeatable).")
+@click.option("--train", multiple=True, metavar="PATTERN", help="Parameters to train all the same (repeatable).")
+@click.option("--mesh", metavar="dp=2,tp=2", help="Axes, outermost first; default: the search chooses.")
+@click.option("--max-axes", type=click.IntRange(1, 4), default=2, show_default=True, help="Most axes to choose.")
+@click.option("--zero", type=NumberOrAuto(0, 3), default="auto", show_default=True, help="ZeRO level.")
+@click.option("--microbatches", type=NumberOrAuto(1), default="auto", show_default=True)
+@click.option("--recompute", type=click.Choice(["auto", *RECOMPUTES]), default="auto", show_default=True)
+@click.option("--max-memory", type=SIZE, default="device", show_default=True, help="Per device, as 60GiB; or none.")
+@click.option(
+    "--constraint", multiple=True, metavar="RULE", help="batch!=AXIS or OPERATORS:AXIS=FACTOR or != (repeatable)."
+)
+@click.option("--check", type=click.Path(path_type=Path), help="Re-plan with this plan's options and compare.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write times and diagnosis as JSON.")
+@common_options
+@click.pass_context
+def command(context: click.Context, model: Path, cluster: str, check: Path | None, **values: Any) -> int:
+    """Find the fastest plan for MODEL on a cluster and prove how good it is."""
+    show_warnings(quiet=values["quiet"], verbose=values["verbose"])
+    started = time.perf_counter()
+    try:
+        if check is not None:
+            return _check(context, model, cluster, check, values)
+        return _plan(PlanRequest(model=model, cluster=cluster, options=make_options(values)), values, started)
+    except TapError as error:
+        if values["report"] is not None:
+            write_report(values["report"], started, error=error)
+        raise
+
+
+def make_options(values: dict[str, Any]) -> PlanOptions:
+    """Typed options from click's values.
+
+    Raises:
+        UsageError: options that do not fit together.
+    """
+    training = values["mode"] == "train"
+    loss = values["loss"]
+    if training and loss == "none":
+        raise UsageError("--loss none in mode train: training needs a loss", hint="Use --mode infer.")
+    if not training and (loss not in (None, "none") or values["loss_output"]):
+        raise UsageError("--loss is for training, the mode is infer", hint="Leave --loss and --loss-output out.")
+    return PlanOptions(
+        mode=values["mode"],
+        batch=values["batch"],
+        precision=values["precision"],
+        optimizer=values["optimizer"],
+        loss=loss if training else None,
+        loss_output=values["loss_output"],
+        zero=values["zero"],
+        microbatches=values["microbatches"],
+        recompute=values["recompute"],
+        mesh=values["mesh"],
+        max_axes=values["max_axes"],
+        max_memory_bytes=values["max_memory"],
+        constraints=tuple(parse_constraint(text) for text in values["constraint"]),
+        dims=_unique("--dim", values["dim"]),
+        shapes=_unique("--shape", values["shape"]),
+        values=_unique("--value", values["value"]),
+        batch_dim=values["batch_dim"],
+        freeze=values["freeze"],
+        train=values["train"],
+    )
+
+
+def _unique(option: str, pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{option} {double} is given twice", hint="Give each name once.")
+    return result
+
+
+def _plan(request: PlanRequest, values: dict[str, Any], started: float) -> int:
+    output: Path | None = values["output"]
+    _check_writable(output)
+    from tap_planner import api
+
+    document = api.make_plan(request)
+    if output is None:
+        click.echo(to_text(document), nl=False)
+    else:
+        write_plan(output, document)
+    if not values["quiet"]:
+        print_summary(make_console(values["color"], stderr=True), document, output)
+    if values["report"] is not None:
+        write_report(values["report"], started, document=document)
+    return 0
+
+
+def _check_writable(output: Path | None) -> None:
+    """Fail before the work, not after it."""
+    if output is not None and not output.parent.is_dir():
+        raise UsageError(f"{output}: the folder {output.parent} does not exist", hint=f"mkdir -p {output.parent}")
+    if output is not None and output.is_dir():
+        raise UsageError(f"{output} is a folder, expected a file name", hint=f"Try -o {output / 'plan.json'}")
+
+
+def _check(context: click.Context, model: Path, cluster: str, plan: Path, values: dict[str, Any]) -> int:
+    given = [
+        name
+        for name in context.params
+        if name not in _NOT_PLANNING and context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    ]
+    if given:
+        option = "--" + given[0].replace("_", "-")
+        raise UsageError(
+            f"{option} cannot be given with --check, which takes the options of the plan",
+            hint=f"Leave {option} out, or write a new plan with it and use tap-diff.",
+        )
+    old = read_plan(plan)
+    check_digests(old)
+    from tap_planner import api
+    from tap_planner_cli.diff_text import print_diff
+
+    difference = api.check_plan(old, model, cluster)
+    print_diff(make_console(values["color"]), difference)
+    return EXIT_NEGATIVE if difference.verdict is Verdict.DECISIONS_CHANGED else 0
+
+
+def main() -> None:
+    """Entry point."""
+    run(command, "tap-plan")

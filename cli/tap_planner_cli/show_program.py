@@ -1,0 +1,65 @@
+"""A Program as a list of instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from tap_planner_cli.errors import printable
+from tap_planner_cli.show_text import heading
+
+if TYPE_CHECKING:
+    from tap_planner.program import Instruction, Program
+
+
+def print_program(console: Console, program: Program) -> None:
+    """Print what every rank does: once per microbatch, then once per step."""
+    count = program.decisions.microbatches
+    heading(console, f"Program: per microbatch ({count} a step)")
+    for line in describe(program, program.microbatch):
+        console.print(line, soft_wrap=True)
+    heading(console, "Program: once per step")
+    for line in describe(program, program.step):
+        console.print(line, soft_wrap=True)
+
+
+def describe(program: Program, instructions: Iterable[Instruction]) -> Iterable[str]:
+    """One line per instruction."""
+    from tap_planner.program import (
+        Compute,
+        GatherParameters,
+        GatherUpdated,
+        Redistribute,
+        ReduceGradients,
+        Release,
+        UpdateParameters,
+    )
+
+    axes = tuple(axis.name for axis in program.decisions.axes)
+    for number, instruction in enumerate(instructions):
+        match instruction:
+            case Compute(phase, index):
+                operator = program.graph.operators[index]
+                phase_name, text = phase.value, f"compute {operator.type} {operator.id}"
+            case Redistribute(phase, index):
+                phase_name, text = phase.value, _redistribution(program, index, phase.value, axes)
+            case GatherParameters(phase, bucket):
+                phase_name, text = phase.value, f"gather parameters of bucket {bucket}"
+            case ReduceGradients(bucket):
+                phase_name, text = "gradient", f"reduce gradients of bucket {bucket}"
+            case UpdateParameters():
+                phase_name, text = "optimizer", f"update parameters with {program.decisions.optimizer}"
+            case GatherUpdated(bucket):
+                phase_name, text = "optimizer", f"gather updated parameters of bucket {bucket}"
+            case Release(region):
+                phase_name, text = "forward", f"release activations of region {region}"
+        yield printable(f"{number:5d}  {phase_name:<10} {text}")
+
+
+def _redistribution(program: Program, index: int, phase: str, axes: tuple[str, ...]) -> str:
+    decision = program.decisions.redistributions[index]
+    steps = decision.backward if phase == "backward" else decision.forward
+    kinds = ", ".join(f"{step.kind}({axes[step.axis]})" for step in steps) or "nothing to do"
+    return f"redistribute {decision.tensor}: {kinds}"

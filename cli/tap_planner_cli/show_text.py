@@ -1,0 +1,186 @@
+"""A plan as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tap_planner.plan import BlockDisplay, BlockEntry, ParameterEntry, PlanDocument, display_blocks
+from tap_planner.sharding import Placements
+from tap_planner_cli.errors import printable
+from tap_planner_cli.units import format_bytes, format_count, format_ns, share
+
+Row = Sequence[str]
+
+
+def print_plan(console: Console, document: PlanDocument) -> None:
+    """Print everything that a reviewer wants to see first, the decisions last."""
+    _print_head(console, document)
+    _print_mesh(console, document)
+    _print_time(console, document)
+    _print_memory(console, document)
+    _print_collectives(console, document)
+    _print_blocks(console, document)
+
+
+def heading(console: Console, text: str) -> None:
+    """An empty line and a bold line."""
+    console.print()
+    console.print(Text(text, style="bold"))
+
+
+def table(columns: Sequence[str], rows: Iterable[Row], right: Sequence[str] = ()) -> Table:
+    """A plain table; the columns named in ``right`` are aligned right."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(printable(cell) for cell in row))
+    return made
+
+
+def _print_head(console: Console, document: PlanDocument) -> None:
+    options, model, certificate = document.options, document.model, document.certificate
+    kind = f"training with {options.optimizer}" if options.mode == "train" else "inference"
+    dims = ", ".join(f"{name}={size}" for name, size in model.dims.items())
+    console.print(Text(f"{printable(model.name)} on {printable(str(document.cluster['name']))}", style="bold"))
+    gap = f"{certificate.gap_basis_points / 100:.2f} %"
+    proof = "proven optimal" if certificate.status == "optimal" else f"at most {gap} from the optimum"
+    lines = [
+        ("workload", f"{kind}, {options.precision}, batch {model.batch}{f' ({dims})' if dims else ''}"),
+        ("objective", f"{format_ns(certificate.objective_ns)}, {proof} (bound {format_ns(certificate.bound_ns)})"),
+        ("searched", ", ".join(f"{format_count(size)} {name}" for name, size in certificate.space.items())),
+        ("not in it", ", ".join(certificate.not_in_objective)),
+    ]
+    if options.constraints:
+        lines.append(("constraints", ", ".join(map(str, options.constraints))))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in lines:
+        if text:
+            grid.add_row(Text(name, style="dim"), printable(text))
+    console.print(grid)
+
+
+def _print_mesh(console: Console, document: PlanDocument) -> None:
+    heading(console, f"Mesh of {len(document.mesh.ranks)} devices")
+    rows = [(axis.name, str(axis.size), ", ".join(axis.levels) or "-") for axis in document.mesh.axes]
+    console.print(table(("axis", "size", "levels of the topology"), rows, right=("size",)))
+    zero = sorted({p.decision.zero_level for p in document.folded.parameters if p.decision.trainable})
+    recompute = sorted({repeat.recompute for repeat in document.folded.repeats})
+    levels = ", ".join(map(str, zero)) or "-"
+    console.print(
+        f"microbatches {document.pipeline.microbatches}, ZeRO {levels}, recompute {', '.join(recompute)}, "
+        f"schedule {document.pipeline.schedule}"
+    )
+
+
+def _print_time(console: Console, document: PlanDocument) -> None:
+    predicted = document.predicted
+    heading(console, f"Time per step: {format_ns(predicted.step_ns)} predicted")
+    rows = [("compute", format_ns(predicted.compute_ns), share(predicted.compute_ns, predicted.step_ns))]
+    phases: dict[str, int] = {}
+    for entry in document.collectives:
+        phases[entry.phase] = phases.get(entry.phase, 0) + entry.count * entry.time_ns
+    communication = ("communication", predicted.communication_ns)
+    for name, value in (communication, *((f"  {phase}", value) for phase, value in phases.items())):
+        rows.append((name, format_ns(value), share(value, predicted.step_ns)))
+    if predicted.hidden_ns:
+        rows.append(("hidden", format_ns(-predicted.hidden_ns), share(-predicted.hidden_ns, predicted.step_ns)))
+    console.print(table(("kind", "time", "share"), rows, right=("time", "share")))
+
+
+def _print_memory(console: Console, document: PlanDocument) -> None:
+    predicted = document.predicted
+    total = predicted.total_memory_bytes
+    device = document.cluster.get("device")
+    capacity = device.get("memory_bytes") if isinstance(device, dict) else None
+    of = f" of {format_bytes(capacity)}" if isinstance(capacity, int) else ""
+    heading(console, f"Memory per device: {format_bytes(total)}{of}")
+    rows = [(kind, format_bytes(size), share(size, total)) for kind, size in predicted.memory_bytes.items()]
+    console.print(table(("kind", "memory", "share"), rows, right=("memory", "share")))
+
+
+def _print_collectives(console: Console, document: PlanDocument) -> None:
+    heading(console, "Collectives per step")
+    if not document.collectives:
+        console.print("none")
+        return
+    rows = [
+        (
+            entry.phase,
+            entry.kind,
+            ",".join(entry.axes),
+            format_count(entry.count),
+            format_bytes(entry.bytes),
+            format_bytes(entry.bytes * entry.count),
+            entry.algorithm,
+            format_ns(entry.time_ns * entry.count),
+        )
+        for entry in document.collectives
+    ]
+    columns = ("phase", "kind", "axes", "count", "bytes each", "bytes", "algorithm", "time")
+    console.print(table(columns, rows, right=("count", "bytes each", "bytes", "time")))
+
+
+def _print_blocks(console: Console, document: PlanDocument) -> None:
+    displays = display_blocks(document.folded)
+    for block in document.folded.blocks:
+        display = displays.get(block.key)
+        if display is None:
+            continue
+        occurs = f"{display.count} times" if display.count > 1 else "once"
+        values = f", i = {display.values}" if display.values else ""
+        recompute = f", recompute {', '.join(display.recompute)}" if display.recompute != ("none",) else ""
+        heading(console, f"Block {block.id} variant {block.variant}: occurs {occurs}{values}{recompute}")
+        console.print(_operators(block, display, document.axis_names))
+        parameters = [p for p in document.folded.parameters if (p.block, p.variant) == block.key]
+        if parameters:
+            console.print()
+            console.print(_parameters(parameters, display, document.axis_names))
+    shared = [parameter for parameter in document.folded.parameters if parameter.block is None]
+    if shared:
+        heading(console, "Parameters that several occurrences read")
+        console.print(_parameters(shared, None, document.axis_names))
+
+
+def _compact(placements: Placements | None) -> str:
+    if placements is None:
+        return "-"
+    return "[" + " ".join(str(placement) for placement in placements) + "]"
+
+
+def _operators(block: BlockEntry, display: BlockDisplay, axes: Sequence[str]) -> Table:
+    rows = [
+        (
+            display.names.get(operator.id, operator.id),
+            operator.type,
+            *operator.strategy,
+            " ".join(_compact(operand.placement) if operand else "." for operand in operator.inputs),
+            " ".join(_compact(output.placement) for output in operator.outputs),
+        )
+        for operator in block.operators
+    ]
+    return table(("operator", "type", *axes, f"inputs [{' '.join(axes)}]", "outputs"), rows)
+
+
+def _parameters(entries: Iterable[ParameterEntry], display: BlockDisplay | None, axes: Sequence[str]) -> Table:
+    rows = []
+    for entry in entries:
+        decision = entry.decision
+        name = decision.name if display is None else display.names.get(decision.name, decision.name)
+        over = ",".join(axes[axis] for axis in decision.zero_axes)
+        rows.append(
+            (
+                name,
+                "x".join(map(str, decision.shape)) or "scalar",
+                decision.dtype,
+                _compact(decision.placement),
+                _compact(decision.gradient) if decision.trainable else "frozen",
+                f"{decision.zero_level}{f' over {over}' if over else ''}" if decision.trainable else "-",
+            )
+        )
+    columns = ("parameter", "shape", "dtype", f"placement [{' '.join(axes)}]", "gradient", "ZeRO")
+    return table(columns, rows, right=("shape",))

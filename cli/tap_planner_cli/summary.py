@@ -1,0 +1,82 @@
+"""What tap-plan says on stderr, and the report."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tap_planner.errors import InfeasibleError, TapError
+from tap_planner.plan import PlanDocument, write_text
+from tap_planner_cli.errors import printable
+from tap_planner_cli.units import format_bytes, format_ns, share
+
+
+def print_summary(console: Console, document: PlanDocument, output: Path | None) -> None:
+    """The plan in a few lines."""
+    predicted, certificate = document.predicted, document.certificate
+    mesh = " x ".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes) or "1 device"
+    zero = max((p.decision.zero_level for p in document.folded.parameters if p.decision.trainable), default=0)
+    recompute = "full" if any(repeat.recompute == "full" for repeat in document.folded.repeats) else "none"
+    rows = [
+        ("mesh", f"{mesh}, ZeRO {zero}, {document.pipeline.microbatches} microbatches, recompute {recompute}"),
+        (
+            "step",
+            f"{format_ns(predicted.step_ns)} predicted, "
+            f"{share(predicted.communication_ns - predicted.hidden_ns, predicted.step_ns)} of it communication",
+        ),
+        ("memory", f"{format_bytes(predicted.total_memory_bytes)} per device"),
+        ("proof", _proof(document)),
+    ]
+    if output is not None:
+        rows.append(("plan", str(output)))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in rows:
+        grid.add_row(Text(name, style="dim"), printable(text))
+    console.print(grid)
+    if certificate.status != "optimal":
+        console.print(Text("warning: the plan is not proven optimal; the gap is given above", style="yellow"))
+
+
+def _proof(document: PlanDocument) -> str:
+    certificate = document.certificate
+    if certificate.status == "optimal":
+        return f"optimal: {format_ns(certificate.objective_ns)}"
+    return (
+        f"{format_ns(certificate.objective_ns)}, no plan is below {format_ns(certificate.bound_ns)}, "
+        f"gap {certificate.gap_basis_points / 100:.2f} %"
+    )
+
+
+def write_report(
+    path: Path, started: float, *, document: PlanDocument | None = None, error: TapError | None = None
+) -> None:
+    """Write what does not belong into the plan: wall time, and the diagnosis of a failure.
+
+    Args:
+        path: JSON file.
+        started: ``time.perf_counter()`` at the start.
+        document: the plan that was found.
+        error: what was found instead.
+    """
+    report: dict[str, object] = {"wall_ms": round(1000 * (time.perf_counter() - started))}
+    if document is not None:
+        report |= {
+            "status": document.certificate.status,
+            "objective_ns": document.certificate.objective_ns,
+            "bound_ns": document.certificate.bound_ns,
+            "decisions": document.digests.decisions if document.digests else None,
+        }
+    if error is not None:
+        report |= {"status": "error", "error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    if isinstance(error, InfeasibleError):
+        report |= {
+            "status": "infeasible",
+            "least_memory_bytes": error.least_memory_bytes,
+            "limit_bytes": error.limit_bytes,
+        }
+    write_text(path, json.dumps(report, indent=2) + "\n")
