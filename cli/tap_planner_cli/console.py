@@ -14,6 +14,12 @@ _WIDTH = 120
 """Columns where the output is no terminal."""
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to ``errors.invoke``: a reader that has seen enough is no failure."""
+        raise BrokenPipeError
+
+
 def make_console(color: str = "auto", *, stderr: bool = False) -> Console:
     """A console for stdout or stderr.
 
@@ -23,7 +29,7 @@ def make_console(color: str = "auto", *, stderr: bool = False) -> Console:
     """
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream.isatty()
-    return Console(
+    return _Console(
         file=stream,
         force_terminal=True if color == "always" else (False if color == "never" else None),
         color_system="standard" if color == "always" else ("auto" if color == "auto" and terminal else None),

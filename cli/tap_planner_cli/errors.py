@@ -54,8 +54,11 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as error:
         return error.exit_code
+    except click.NoSuchOption as error:
+        report(f"no such option: {error.option_name}", _near_option(error, command, name))
+        return EXIT_USAGE
     except click.ClickException as error:
-        report(error.format_message().rstrip("."), _usage_hint(error, command, name))
+        report(error.format_message().rstrip("."), _see_help(name))
         return EXIT_USAGE
     except TapError as error:
         report(error.message, error.hint)
@@ -86,13 +89,14 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
-def _usage_hint(error: click.ClickException, command: click.Command, name: str) -> str:
-    if isinstance(error, click.NoSuchOption):
-        known = [option for param in command.params for option in param.opts]
-        near = difflib.get_close_matches(error.option_name, known, n=1)
-        if near:
-            return f"Did you mean {near[0]}?"
+def _see_help(name: str) -> str:
     return f"Run '{name} --help' for the options."
+
+
+def _near_option(error: click.NoSuchOption, command: click.Command, name: str) -> str:
+    known = [option for param in command.params for option in param.opts]
+    near = difflib.get_close_matches(error.option_name, known, n=1)
+    return f"Did you mean {near[0]}?" if near else _see_help(name)
 
 
 def _report_bug(error: Exception, *, verbose: bool) -> None:

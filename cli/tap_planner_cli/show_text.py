@@ -34,7 +34,7 @@ def heading(console: Console, text: str) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Row], right: Sequence[str] = ()) -> Table:
     """A plain table; the columns named in ``right`` are aligned right."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(columns))
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:

@@ -195,9 +195,7 @@ class RandomPlan:
         for number, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
             if begin < end:
                 again = self.recompute if number < 2 and self.training else "none"
-                regions.append(
-                    Region(operators=tuple(ids[begin:end]), run=None, occurrence=0, recompute=again)
-                )
+                regions.append(Region(operators=tuple(ids[begin:end]), run=None, occurrence=0, recompute=again))
         return tuple(regions)
 
     def _parameters(

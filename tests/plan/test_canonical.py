@@ -106,6 +106,8 @@ def test_unknown_keys_of_a_newer_minor_are_ignored(document: PlanDocument) -> No
         (("mesh", "ranks"), [[0, 0]], r"mesh.ranks: 1, expected 4 ranks"),
         (("options", "mode"), "trian", 'options.mode: "trian", expected train or infer'),
         (("options", "zero"), "all", 'options.zero: "all", expected auto or an integer'),
+        (("options", "zero"), 4, "options.zero: 4, expected an integer of 0 to 3"),
+        (("options", "loss", "kind"), "huber", 'options.loss.kind: "huber", expected mean or sum or cross-entropy'),
         (("parameters", 0, "placement", "tp"), "S[1]", r"parameters\[0\].placement.tp: placement 'S\[1\]' is unknown"),
         (("parameters", 0, "placement"), {"dp": "R"}, r"parameters\[0\].placement: .* expected the axes dp, tp"),
         (("parameters", 0, "bucket"), [[1]], r"parameters\[0\].bucket\[0\]"),

@@ -1,0 +1,37 @@
+"""Program -> torch: runs a plan, in lockstep or with one process per rank, and verifies it."""
+
+from tap_planner.apply.communicator import Communicator, Issued, RecordingCommunicator
+from tap_planner.apply.executor import StepExecutor, StepResult
+from tap_planner.apply.inputs import load_inputs, synthetic_inputs
+from tap_planner.apply.jobs import ApplyJob, ApplyResult, run_job
+from tap_planner.apply.lockstep import LockstepCommunicator
+from tap_planner.apply.parameters import ParameterStore
+from tap_planner.apply.process_group import ProcessGroupCommunicator
+from tap_planner.apply.runner import apply_job
+from tap_planner.apply.verify import Comparison, VerificationReport, collective_findings, verify_program
+from tap_planner.apply.weights import RandomWeights, StoredWeights, WeightSource, random_part
+
+__all__ = [
+    "ApplyJob",
+    "ApplyResult",
+    "Communicator",
+    "Comparison",
+    "Issued",
+    "LockstepCommunicator",
+    "ParameterStore",
+    "ProcessGroupCommunicator",
+    "RandomWeights",
+    "RecordingCommunicator",
+    "StepExecutor",
+    "StepResult",
+    "StoredWeights",
+    "VerificationReport",
+    "WeightSource",
+    "apply_job",
+    "collective_findings",
+    "load_inputs",
+    "random_part",
+    "run_job",
+    "synthetic_inputs",
+    "verify_program",
+]

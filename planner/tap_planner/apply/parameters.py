@@ -49,9 +49,7 @@ class ParameterStore:
         dtype: type that float parameters are held in.
     """
 
-    def __init__(
-        self, program: Program, communicator: Communicator, weights: WeightSource, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, program: Program, communicator: Communicator, weights: WeightSource, dtype: torch.dtype) -> None:
         self._communicator = communicator
         self._dtype = dtype
         self.weights = weights
@@ -112,8 +110,7 @@ class ParameterStore:
     def accumulate(self, name: str, read: ParameterRead, gradients: Sequence[Tensor]) -> None:
         """Add gradients of a read of a parameter, in the placement of ``ParameterDecision.gradient``."""
         stored = [
-            unread_part(gradient, read, shape)
-            for gradient, shape in zip(gradients, self._shapes[name], strict=True)
+            unread_part(gradient, read, shape) for gradient, shape in zip(gradients, self._shapes[name], strict=True)
         ]
         known = self._gradients.get(name)
         self._gradients[name] = stored if known is None else [a + b for a, b in zip(known, stored, strict=True)]
@@ -140,9 +137,7 @@ class ParameterStore:
 
     def update(self, optimizer: Optimizer) -> None:
         """Run the optimizer on everything that these ranks are responsible for."""
-        sharded = {
-            name for bucket in self._buckets.values() if bucket.zero_level for name in bucket.parameters
-        }
+        sharded = {name for bucket in self._buckets.values() if bucket.zero_level for name in bucket.parameters}
         for name, decision in self.decisions.items():
             if decision.trainable and name not in sharded:
                 self._values[name] = _updated(optimizer, name, self._values[name], self._gradient(name))
@@ -170,11 +165,7 @@ class ParameterStore:
 
     def final_gradients(self, communicator: Communicator) -> dict[str, Parts]:
         """Reduced local gradients of every trainable parameter, likewise."""
-        result = {
-            name: self._gradient(name)
-            for name, decision in self.decisions.items()
-            if decision.trainable
-        }
+        result = {name: self._gradient(name) for name, decision in self.decisions.items() if decision.trainable}
         for number, shards in self._gradient_shards.items():
             result.update(self._whole(self._buckets[number], shards, communicator))
         return result
@@ -230,7 +221,6 @@ def _updated(optimizer: Optimizer, name: str, values: Sequence[Tensor], gradient
         optimizer.update((name, rank), value, gradient)
         for rank, (value, gradient) in enumerate(zip(values, gradients, strict=True))
     ]
-
 
 
 def plain_array(value: np.ndarray) -> np.ndarray:

@@ -75,9 +75,7 @@ def run_step(
 class _Cut:
     """How one rank sees a tensor that is cut into segments."""
 
-    def __init__(
-        self, cut: SegmentedShape, mesh_shape: tuple[int, ...], coordinates: Coordinates, axis: int
-    ) -> None:
+    def __init__(self, cut: SegmentedShape, mesh_shape: tuple[int, ...], coordinates: Coordinates, axis: int) -> None:
         self._cut = cut
         self._mesh_shape = mesh_shape
         self._coordinates = coordinates
@@ -142,9 +140,7 @@ def _all_gather(communicator: Communicator, views: list[_Cut], parts: Sequence[T
         for view, part in zip(views, parts, strict=True)
     ]
     gathered = communicator.all_gather(padded, (axis,))
-    return [
-        _merged(part, view.dim(0), view.whole_length(0)) for view, part in zip(views, gathered, strict=True)
-    ]
+    return [_merged(part, view.dim(0), view.whole_length(0)) for view, part in zip(views, gathered, strict=True)]
 
 
 def _reduce_scatter(communicator: Communicator, views: list[_Cut], parts: Sequence[Tensor]) -> Parts:

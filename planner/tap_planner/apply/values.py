@@ -29,9 +29,7 @@ class TensorValues:
         dtype: what floats are held in.
     """
 
-    def __init__(
-        self, program: Program, communicator: Communicator, store: ParameterStore, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, program: Program, communicator: Communicator, store: ParameterStore, dtype: torch.dtype) -> None:
         self._graph = program.graph
         self._decisions = program.decisions
         self._communicator = communicator

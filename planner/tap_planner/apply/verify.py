@@ -142,9 +142,7 @@ class _Factors:
 
     def of_microbatch(self, indices: Sequence[np.ndarray], microbatch: int) -> np.ndarray:
         """Factors at positions of one microbatch."""
-        moved = [
-            held + microbatch * self._size if dim == self._dim else held for dim, held in enumerate(indices)
-        ]
+        moved = [held + microbatch * self._size if dim == self._dim else held for dim, held in enumerate(indices)]
         return 0.5 + random_part("loss gradient", self._shape, moved, self._seed)
 
     def of_whole(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -245,9 +243,7 @@ class _Comparer:
                 self._findings.append(f"output {shown} of the single process is not finite")
             parts = self._gathered.outputs[name]
             dim = microbatch_dim(parts[0][0].shape, expected.shape)
-            replicas = [
-                each[0] if dim is None else np.concatenate(each, dim) for each in zip(*parts, strict=True)
-            ]
+            replicas = [each[0] if dim is None else np.concatenate(each, dim) for each in zip(*parts, strict=True)]
             scale = float(np.abs(expected.astype(np.float64)).max()) if expected.size else 0.0
             is_float = expected.dtype.kind == "f"
             self._add(f"output {shown}", replicas, expected, OUTPUT_TOLERANCE * scale if is_float else 0.0)

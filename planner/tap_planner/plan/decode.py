@@ -34,8 +34,8 @@ from tap_planner.plan.document import (
     row_major_ranks,
 )
 from tap_planner.plan.names import MAX_SERIES, NameFamily, NameItem, decode_list, decode_names
-from tap_planner.plan.options import MODES, OPTIMIZERS, PRECISIONS, RECOMPUTES, Auto, Constraint, PlanOptions
-from tap_planner.plan.reader import Value, fail
+from tap_planner.plan.options import LOSSES, MODES, OPTIMIZERS, PRECISIONS, RECOMPUTES, Auto, Constraint, PlanOptions
+from tap_planner.plan.reader import MAX_INTEGER, Value, fail
 from tap_planner.sharding import Placements, Step
 
 _STATUSES = ("optimal", "feasible")
@@ -96,10 +96,10 @@ def options_from_json(value: Value) -> PlanOptions:
         batch=None if batch is None else batch.integer(1),
         precision=value["precision"].text(PRECISIONS),
         optimizer=value["optimizer"].text(OPTIMIZERS),
-        loss=loss and loss["kind"].text(),
+        loss=loss and loss["kind"].text(LOSSES),
         loss_output=loss and loss["output"].text(),
         cost=value["cost"].text(),
-        zero=_auto(value["zero"]),
+        zero=_auto(value["zero"], most=3),
         microbatches=_auto(value["microbatches"], least=1),
         recompute=value["recompute"].text(("auto", *RECOMPUTES)),
         mesh=mesh and mesh.text(),
@@ -119,12 +119,12 @@ def _number(value: Value) -> int:
     return value.integer(-(1 << 63))
 
 
-def _auto(value: Value, least: int = 0) -> int | Auto:
+def _auto(value: Value, least: int = 0, most: int = MAX_INTEGER) -> int | Auto:
     if value.data == "auto":
         return "auto"
     if isinstance(value.data, str):
         fail(value.place, value.data, "auto or an integer")
-    return value.integer(least)
+    return value.integer(least, most)
 
 
 def _memory_limit(value: Value) -> int | Literal["device", "none"]:
@@ -207,7 +207,7 @@ def _parameter(value: Value, axes: Sequence[str]) -> ParameterEntry:
             trainable=value["trainable"].flag(),
             placement=value["placement"].placements(axes),
             gradient=_optional(value.get("gradient"), axes),
-            zero_level=value["zero"]["level"].integer(),
+            zero_level=value["zero"]["level"].integer(most=3),
             zero_axes=value["zero"]["axes"].axes(axes),
             bucket=None,
         ),
@@ -359,7 +359,7 @@ def _bucket(value: Value, axes: Sequence[str]) -> BucketEntry:
         count=1 if count is None else count.integer(1),
         axes=value["axes"].axes(axes),
         dtype=value["dtype"].text(),
-        zero_level=value["zero"].integer(),
+        zero_level=value["zero"].integer(most=3),
         elements=value["elements"].integer(),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tap_planner.plan.document import BlockKey, FoldedDecisions
+from tap_planner.plan.document import BlockEntry, BlockKey, FoldedDecisions
 from tap_planner.plan.names import encode_series, find_pattern
 
 
@@ -17,7 +17,7 @@ class BlockDisplay:
     names: Mapping[str, str]
     """For every name of the block a pattern with ``{i}``; the name itself where the occurrences follow no pattern."""
     values: str
-    """The values of i, where all patterns share them; else empty."""
+    """The values of i, where all operators share them; else empty."""
     recompute: tuple[str, ...]
     """Settings that occur."""
 
@@ -34,16 +34,21 @@ def display_blocks(folded: FoldedDecisions) -> Mapping[BlockKey, BlockDisplay]:
         for name, names in repeat.names.items():
             families[repeat.key].setdefault(name, []).extend(names)
     return {
-        key: _display(counts[key], family, tuple(recompute[key])) for key, family in families.items() if counts[key]
+        block.key: _display(block, counts[block.key], families[block.key], tuple(recompute[block.key]))
+        for block in folded.blocks
+        if counts[block.key]
     }
 
 
-def _display(count: int, family: Mapping[str, list[str]], recompute: tuple[str, ...]) -> BlockDisplay:
+def _display(
+    block: BlockEntry, count: int, family: Mapping[str, list[str]], recompute: tuple[str, ...]
+) -> BlockDisplay:
+    ids = {operator.id for operator in block.operators}
     names: dict[str, str] = {}
     series: set[str] = set()
     for name, occurrences in family.items():
         found = find_pattern(occurrences) if count > 1 else None
         names[name] = name if found is None else found[0]
-        if found is not None:
+        if found is not None and name in ids:
             series.add(encode_series(found[1]))
     return BlockDisplay(count=count, names=names, values=series.pop() if len(series) == 1 else "", recompute=recompute)

@@ -38,10 +38,11 @@ class Value:
             fail(self.place, self.data, " or ".join(allowed) if allowed else "a string")
         return self.data
 
-    def integer(self, least: int = 0) -> int:
-        """An integer of at least ``least``."""
-        if not isinstance(self.data, int) or isinstance(self.data, bool) or not least <= self.data <= MAX_INTEGER:
-            fail(self.place, self.data, f"an integer of at least {least}")
+    def integer(self, least: int = 0, most: int = MAX_INTEGER) -> int:
+        """An integer from ``least`` to ``most``."""
+        if not isinstance(self.data, int) or isinstance(self.data, bool) or not least <= self.data <= most:
+            upper = f"at least {least}" if most == MAX_INTEGER else f"{least} to {most}"
+            fail(self.place, self.data, f"an integer of {upper}")
         return self.data
 
     def flag(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,11 +45,11 @@ class OperatorContext:
             raise self.unsupported(f"operand {index} is absent")
         return operand.shape
 
-    def input_indices(self, index: int, dim: int) -> Sequence[int]:
+    def input_indices(self, index: int, dim: int) -> np.ndarray:
         """Global indices, along one dim, of this rank's part of an operand."""
         placements = self.inputs[index]
         assert placements is not None
-        return local_indices(self.input_shape(index), placements, self.mesh_shape, self.coordinates)[dim]  # type: ignore[return-value]
+        return local_indices(self.input_shape(index), placements, self.mesh_shape, self.coordinates)[dim]
 
     def is_split(self, index: int, dim: int) -> bool:
         """Whether a dim of an operand is sharded over some axis."""

@@ -68,9 +68,7 @@ def transposed_convolution(context: OperatorContext, operands: Operands) -> Tens
     groups = shape[1] // weight.shape[1]
     full = _CONV_TRANSPOSE[rank](value, weight, None, strides, 0, 0, groups, dilations)
     pads = _pads(context, rank)
-    amounts = [
-        (-begin, shape[dim + 2] + begin - full.shape[dim + 2]) for dim, (begin, _) in enumerate(pads)
-    ]
+    amounts = [(-begin, shape[dim + 2] + begin - full.shape[dim + 2]) for dim, (begin, _) in enumerate(pads)]
     return _add_channels(_padded(full, amounts, 0.0), bias)
 
 
@@ -129,9 +127,7 @@ def average_pool(context: OperatorContext, operands: Operands) -> Tensor:
     ones = value.new_ones((1, 1, *space))
     if context.flag("count_include_pad"):
         ones = _padded(ones, windows.pads, 1.0)
-        rest = [
-            (0, needed - end) for (_, needed), (_, end) in zip(windows.needed, windows.pads, strict=True)
-        ]
+        rest = [(0, needed - end) for (_, needed), (_, end) in zip(windows.needed, windows.pads, strict=True)]
         ones = _padded(ones, rest, 0.0)
     else:
         ones = _padded(ones, windows.needed, 0.0)

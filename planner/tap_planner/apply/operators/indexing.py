@@ -22,7 +22,7 @@ def gather(context: OperatorContext, operands: Operands) -> Tensor:
     indices = _normalised(indices, context.input_shape(0)[dim])
     if not context.is_split(0, dim):
         return _rows(table, dim, indices)
-    held = np.asarray(context.input_indices(0, dim))
+    held = context.input_indices(0, dim)
     position = np.full(context.input_shape(0)[dim], -1, np.int64)
     position[held] = np.arange(len(held))
     local = torch.from_numpy(position).to(table.device)[indices]
@@ -97,7 +97,9 @@ def one_hot(context: OperatorContext, operands: Operands) -> Tensor:
     dim = context.int("axis", -1) % rank
     indices = _normalised(indices, depth)
     shape = context.local_outputs[0]
-    held = local_indices(context.signature.outputs[0].shape, context.outputs[0], context.mesh_shape, context.coordinates)
+    held = local_indices(
+        context.signature.outputs[0].shape, context.outputs[0], context.mesh_shape, context.coordinates
+    )
     classes = torch.as_tensor(held[dim], device=indices.device)
     hit = indices.unsqueeze(dim) == classes.reshape((-1,) + (1,) * (rank - 1 - dim))
     output = context.signature.outputs[0]

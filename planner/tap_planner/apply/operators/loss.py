@@ -87,7 +87,7 @@ def _largest(logits: Tensor) -> Tensor:
 def _hits(context: OperatorContext, labels: Tensor) -> Tensor:
     """Local position of each label in the vocabulary, -1 where another rank holds it."""
     size = context.input_shape(0)[-1]
-    held = np.asarray(context.input_indices(0, len(context.input_shape(0)) - 1))
+    held = context.input_indices(0, len(context.input_shape(0)) - 1)
     positions = np.full(size, -1, np.int64)
     positions[held] = np.arange(len(held))
     return torch.from_numpy(positions).to(labels.device)[labels.to(torch.int64)]

@@ -131,7 +131,7 @@ def log_softmax(context: OperatorContext, operands: Operands) -> Tensor:
 @operator("Hardmax")
 def hardmax(context: OperatorContext, operands: Operands) -> Tensor:
     """One at the first largest position, zero elsewhere."""
-    value, dim = present(operands, 0), context.axis(-1)
+    value, (dim,) = present(operands, 0), _softmax_axes(context)
     return torch.zeros_like(value).scatter(dim, value.argmax(dim, keepdim=True), 1)
 
 

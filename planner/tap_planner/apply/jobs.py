@@ -1,0 +1,216 @@
+"""What is to be applied, as values that can be sent to other processes; and doing it in this one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tap_planner.apply.communicator import Communicator, RecordingCommunicator
+from tap_planner.apply.executor import StepExecutor, StepResult
+from tap_planner.apply.inputs import load_inputs, synthetic_inputs
+from tap_planner.apply.optimizer import make_optimizer
+from tap_planner.apply.parameters import ParameterStore
+from tap_planner.apply.placing import assemble
+from tap_planner.apply.verify import VerificationReport, microbatch_dim, verify_program
+from tap_planner.apply.weights import RandomWeights, StoredWeights, WeightSource
+from tap_planner.errors import ApplyError
+from tap_planner.graph import BindOptions, Graph, ModelFile, WeightReader, bind, load_model
+from tap_planner.plan import Decisions
+from tap_planner.program import Program, lower
+
+_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyJob:
+    """A plan, its model and what to do with them."""
+
+    model: Path
+    options: BindOptions
+    """As the plan was made: the batch is the global one."""
+    decisions: Decisions
+    graph_digest: str | None = None
+    """The plan's; a model that is bound to another is refused. None: not checked."""
+    random_weights: bool = False
+    """Make random weights (``--init random``) instead of reading them."""
+    seed: int = 0
+    """Of random weights and synthetic inputs."""
+    inputs: Path | None = None
+    """``.npz`` file; None: synthetic."""
+    steps: int = 1
+    verify: bool = False
+    """Verify one step in float64 instead of running steps in the plan's precision."""
+    keep_outputs: bool = False
+    """Bring the outputs of the last step together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyResult:
+    """What was done, as a process saw it. Only the process that holds rank 0 has a report and outputs."""
+
+    holds_first: bool
+    """Whether the process holds rank 0."""
+    num_ranks: int
+    losses: tuple[float, ...]
+    """Per step; empty in inference and when verifying."""
+    num_collectives: int
+    """Collectives that rank 0 issued in all steps."""
+    report: VerificationReport | None
+    outputs: tuple[tuple[str, np.ndarray], ...]
+    """Whole outputs of the last step by ONNX name, where they were asked for."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing differs from what the plan says."""
+        return self.report is None or self.report.passed
+
+    def lines(self) -> tuple[str, ...]:
+        """A summary for people; empty in a launcher's other processes."""
+        if not self.holds_first:
+            return ()
+        if self.report is not None:
+            return self.report.lines()
+        losses = tuple(f"step {step}: loss {loss:.6g}" for step, loss in enumerate(self.losses))
+        return (*losses, f"collectives: {self.num_collectives} issued on rank 0 of {self.num_ranks}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """A job with its model read."""
+
+    program: Program
+    whole: Graph
+    """Bound with the global batch."""
+    weights: WeightSource
+
+
+def prepare(job: ApplyJob) -> _Prepared:
+    """Read and bind a job's model and check that the plan is about it.
+
+    Raises:
+        ApplyError: the plan is about another graph, or weights are absent.
+    """
+    model = load_model(job.model)
+    whole = bind(model, job.options)
+    if job.graph_digest is not None and whole.digest != job.graph_digest:
+        raise ApplyError(
+            f"model {job.model.name!r} gives graph {whole.digest[:12]}, the plan was made for {job.graph_digest[:12]}",
+            hint="give the model that the plan was made from with --model, or plan anew",
+        )
+    microbatches = job.decisions.microbatches
+    part = whole
+    if microbatches > 1:
+        part = bind(model, replace(job.options, batch=whole.batch // microbatches))
+    weights = RandomWeights(whole, job.seed) if job.random_weights else _stored_weights(model, whole)
+    return _Prepared(program=lower(part, job.decisions), whole=whole, weights=weights)
+
+
+def _stored_weights(model: ModelFile, graph: Graph) -> StoredWeights:
+    reader = WeightReader(model)
+    wanted = [*(parameter.name for parameter in graph.parameters), *graph.constants.outside()]
+    missing = [name for name in wanted if not reader.available(name)]
+    if missing:
+        raise ApplyError(
+            f"the weights of {graph.name!r} are absent: {len(missing)} of {len(wanted)}, the first is {missing[0]!r}",
+            hint="put the weights beside the model, or pass --init random",
+        )
+    return StoredWeights(reader)
+
+
+def run_job(job: ApplyJob, communicator: Communicator) -> ApplyResult:
+    """Do a job on the ranks of this process; all processes of the mesh call it.
+
+    Raises:
+        ApplyError: the plan cannot be executed.
+    """
+    prepared = prepare(job)
+    if job.verify:
+        return _verify(job, prepared, communicator)
+    return _Runner(job, prepared, communicator).run()
+
+
+def _inputs(job: ApplyJob, whole: Graph, step: int) -> dict[str, np.ndarray]:
+    return synthetic_inputs(whole, job.seed + step) if job.inputs is None else load_inputs(job.inputs, whole)
+
+
+def _verify(job: ApplyJob, prepared: _Prepared, communicator: Communicator) -> ApplyResult:
+    report = verify_program(
+        prepared.program,
+        communicator,
+        prepared.weights,
+        _inputs(job, prepared.whole, 0),
+        reference_graph=prepared.whole,
+        seed=job.seed,
+    )
+    return ApplyResult(
+        holds_first=report is not None,
+        num_ranks=int(np.prod(communicator.mesh_shape)),
+        losses=(),
+        num_collectives=0 if report is None else report.num_collectives,
+        report=report,
+        outputs=(),
+    )
+
+
+class _Runner:
+    """Runs the steps of a job."""
+
+    def __init__(self, job: ApplyJob, prepared: _Prepared, communicator: Communicator) -> None:
+        self._job = job
+        self._program = prepared.program
+        self._whole = prepared.whole
+        self._communicator = communicator
+        self._recorder = RecordingCommunicator(communicator)
+        dtype = _DTYPES[self._program.decisions.precision]
+        store = ParameterStore(self._program, self._recorder, prepared.weights, dtype)
+        decisions = self._program.decisions
+        optimizer = make_optimizer(decisions.optimizer) if decisions.mode == "train" else None
+        self._executor = StepExecutor(self._program, self._recorder, store, optimizer, dtype=dtype)
+
+    def run(self) -> ApplyResult:
+        """All steps."""
+        losses: list[float] = []
+        outputs: tuple[tuple[str, np.ndarray], ...] = ()
+        for step in range(self._job.steps):
+            result = self._executor.run(_inputs(self._job, self._whole, step))
+            losses.extend(self._loss(result))
+            if self._job.keep_outputs and step == self._job.steps - 1:
+                outputs = self._outputs(result)
+        return ApplyResult(
+            holds_first=any(not any(rank) for rank in self._communicator.ranks),
+            num_ranks=int(np.prod(self._communicator.mesh_shape)),
+            losses=tuple(losses),
+            num_collectives=len(self._recorder.issued[0]),
+            report=None,
+            outputs=outputs,
+        )
+
+    def _loss(self, result: StepResult) -> list[float]:
+        """The reported loss: summed over the axes where the loss is P, averaged over microbatches (not counted)."""
+        name = self._program.graph.loss
+        if name is None or not result.losses:
+            return []
+        axes = tuple(axis for axis, p in enumerate(self._executor.output_placement(name)) if p.is_partial)
+        total = sum(parts[0].double() for parts in self._summed(result, axes))
+        return [float(total) / self._program.loss_scale_denominator]
+
+    def _summed(self, result: StepResult, axes: tuple[int, ...]) -> list[list[torch.Tensor]]:
+        return [self._communicator.all_reduce(parts, axes) if axes else parts for parts in result.losses]
+
+    def _outputs(self, result: StepResult) -> tuple[tuple[str, np.ndarray], ...]:
+        wholes: list[tuple[str, np.ndarray]] = []
+        part, whole = self._program.graph, self._whole
+        for name, whole_name, shown in zip(part.outputs, whole.outputs, whole.output_names, strict=True):
+            shape, placements = part.tensors[name].type.shape, self._executor.output_placement(name)
+            values: list[np.ndarray] = []
+            for parts in result.outputs[name]:
+                everything = self._communicator.collect(parts)
+                if everything is not None:
+                    values.append(assemble(everything, shape, placements, self._communicator.mesh_shape)[0])
+            if values:
+                dim = microbatch_dim(shape, whole.tensors[whole_name].type.shape)
+                wholes.append((shown, values[0] if dim is None else np.concatenate(values, dim)))
+        return tuple(wholes)
