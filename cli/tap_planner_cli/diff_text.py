@@ -79,7 +79,8 @@ def arrow(change: ValueChange, kind: ChangeKind = ChangeKind.CHANGED) -> str:
 def occurrences(entity: EntityChange) -> str:
     """``h.{i}.fc  (i = 0..95)``."""
     name = printable(entity.name)
-    return f"{name}  (i = {entity.values})" if entity.values else name
+    values = ", ".join(f"{letter} = {part}" for letter, part in zip("ijk", entity.values.split(";"), strict=False))
+    return f"{name}  ({values})" if entity.values else name
 
 
 def brief_fields(entity: EntityChange) -> tuple[ValueChange, ...]:

@@ -1,10 +1,12 @@
-"""Random points of the decision space, made without the search: any strategy of each operator, any way to redistribute."""
+"""Random points of the decision space, made without the search: any strategy of each operator, any destination."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import deque
+from collections.abc import Mapping
 
 from tap_planner.graph import Graph, Operator, ParameterRead, TensorKind
 from tap_planner.operators import lookup, rule_of
@@ -88,8 +90,8 @@ class RandomPlan:
         zero: ZeRO level.
         recompute: ``none`` or ``full``.
         microbatches: how many.
-        optimizer: ``adamw`` or ``sgd``; empty for inference.
-        spread: probability that an operator takes a strategy other than ``none``.
+        optimizer: ``adamw`` or ``sgd``.
+        loss_kind: kind of the graph's loss.
     """
 
     def __init__(
@@ -192,7 +194,7 @@ class RandomPlan:
         third = max(1, (len(ids) - 1) // 3)
         cuts = [0, third, 2 * third, len(ids) - 1 if self.training else len(ids), len(ids)]
         regions: list[Region] = []
-        for number, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for number, (begin, end) in enumerate(itertools.pairwise(cuts)):
             if begin < end:
                 again = self.recompute if number < 2 and self.training else "none"
                 regions.append(Region(operators=tuple(ids[begin:end]), run=None, occurrence=0, recompute=again))
@@ -265,9 +267,14 @@ class RandomPlan:
             )
         return tuple(buckets)
 
-    def _storage(self, name, shape, uses, trainable):  # noqa: ANN001, ANN202
+    def _storage(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        uses: Mapping[str, list[tuple[OperandDecision, ParameterRead, int]]],
+        trainable: bool,
+    ) -> tuple[Placements, Placements | None]:
         placement: Placements = (REPLICATE,) * len(self.mesh_shape)
-        gradient: Placements | None = placement
         readers = uses.get(name, [])
         choices = [stored_placements(read, operand.placement) for operand, read, _ in readers]
         possible = [
@@ -277,7 +284,7 @@ class RandomPlan:
             and all(read_placements(read, choice) is not None for _, read, _ in readers)
         ]
         if possible and self.random.random() < 0.8:
-            placement = gradient = self.random.choice(possible)
+            placement = self.random.choice(possible)
         if not trainable:
             return placement, None
         wanted = []

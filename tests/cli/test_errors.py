@@ -36,7 +36,7 @@ def test_signals(signal: str, code: int, word: str) -> None:
         check=False,
         env={"PYTHONPATH": f"{ROOT / 'planner'}:{ROOT / 'cli'}"},
     )
-    assert (result.returncode, result.stdout, result.stderr) == (code, "", f"error: {word}\n")
+    assert (result.returncode, result.stdout, result.stderr.strip()) == (code, "", f"error: {word}")
 
 
 def test_printable() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tap_planner.plan import (
     ChangeKind,
     EntityChange,
@@ -13,6 +15,7 @@ from tap_planner.plan import (
     diff_plans,
     with_digests,
 )
+from tap_planner.plan.diff import fold_names
 from tests.plan.plan_builders import make_decisions, make_document, make_stack
 
 
@@ -85,3 +88,23 @@ def test_inputs_and_collectives() -> None:
     (change,) = diff.collectives
     assert (change.old_count, change.new_count) == (first.count, 5)
     assert change.new_ns == 5 * first.time_ns
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["a"], [("a", "", 1)]),
+        ([f"h.{i}.fc" for i in range(4)], [("h.{i}.fc", "0..3", 4)]),
+        (
+            [f"h.{i}.w{j}" for i in range(12) for j in (1, 2)],
+            [("h.{i}.w1", "0..11", 12), ("h.{i}.w2", "0..11", 12)],
+        ),
+        (
+            [f"h.{i}/MatMul_{31 * i + j}" for i in range(12) for j in (14, 16)],
+            [("h.{i}/MatMul_{j}", "0..11;14..355/31", 12), ("h.{i}/MatMul_{j}", "0..11;16..357/31", 12)],
+        ),
+    ],
+)
+def test_names_are_folded_into_families(names: list[str], folded: list[tuple[str, str, int]]) -> None:
+    """Like names of a layer are kept apart, and each is followed through the layers."""
+    assert list(fold_names(names)) == folded

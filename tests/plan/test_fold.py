@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tap_planner.errors import PlanFormatError
-from tap_planner.plan import Region, canonical_decisions, expand, expand_parts, fold_decisions
+from tap_planner.plan import Region, canonical_decisions, expand, expand_parts, fold_decisions, from_text, to_text
 from tests.plan.plan_builders import Stack, add_layer, add_loss, add_shared, make_decisions, make_document, make_stack
 
 
@@ -72,6 +72,19 @@ def test_zero_3_buckets_are_run_length_coded() -> None:
     assert [entry.count for entry in document.folded.buckets] == [96]
     assert document.folded.parameters[0].buckets == tuple(range(96))
     assert expand(document) == canonical_decisions(decisions, stack.reads)
+
+
+def test_interleaved_buckets_are_run_length_coded() -> None:
+    """Two buckets per occurrence are two entries with a step of 2."""
+    stack = make_stack(96)
+    decisions = make_decisions(stack, bucket_of=tuple(range(192)), zero_level=3)
+    decisions = replace(
+        decisions, buckets=tuple(replace(bucket, elements=64 + bucket.id % 2) for bucket in decisions.buckets)
+    )
+    document = make_document(decisions, stack.reads)
+    assert [(entry.id, entry.count, entry.step) for entry in document.folded.buckets] == [(0, 96, 2), (1, 96, 2)]
+    assert '"bucket": [[1, 96, 2]]' in to_text(document)
+    assert expand(from_text(to_text(document))) == canonical_decisions(decisions, stack.reads)
 
 
 def test_a_parameter_of_several_occurrences_stands_outside() -> None:

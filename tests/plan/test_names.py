@@ -41,6 +41,11 @@ def test_malformed_series(text: str) -> None:
         (["m", "m", "m"], "m"),
         ([f"h.{i}.ln_1" for i in range(96)], {"pattern": "h.{i}.ln_1", "values": "0..95"}),
         ([f"/h.{i}/Add_{i}" for i in (3, 5)], {"pattern": "/h.{i}/Add_{i}", "values": "3,5"}),
+        (
+            [f"h.{i}/Add_{31 * i + 8}" for i in range(95)],
+            {"pattern": "h.{i}/Add_{j}", "values": "0..94;8..2922/31"},
+        ),
+        (["h.0/Add_8", "h.1/Add_9"], ["h.0/Add_8", "h.1/Add_9"]),
         (["x", "h.0", "h.1", "h.2"], ["x", {"pattern": "h.{i}", "values": "0..2"}]),
         (["a01", "a02", "a03"], ["a01", "a02", "a03"]),
         (["{i}1", "{i}2"], ["{i}1", "{i}2"]),
@@ -51,6 +56,13 @@ def test_families(names: list[str], encoded: object) -> None:
     """A family takes the shortest of its forms, and never one that reads back differently."""
     assert encode_names(names) == encoded
     assert decode_names(encode_names(names), len(names)) == tuple(names)
+
+
+@pytest.mark.parametrize("values", ["0..2;0..1", "0;1;2;3", "0..1;"])
+def test_malformed_values(values: str) -> None:
+    """Series of different lengths, or more than there are placeholders, are refused."""
+    with pytest.raises(ValueError, match=r"differ in length|no number"):
+        decode_list([{"pattern": "{i}{j}", "values": values}])
 
 
 @given(st.lists(st.from_regex(r"[ab{}i.]{0,2}[0-9]{0,2}[x{]?[0-9]{0,2}", fullmatch=True), min_size=1, max_size=8))

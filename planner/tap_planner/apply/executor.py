@@ -35,7 +35,7 @@ from tap_planner.program import (
 from tap_planner.sharding import Placements, local_indices, local_shape
 
 GradientFactor = Callable[[Sequence[np.ndarray], int], np.ndarray]
-"""What the gradient at the loss's operand is multiplied by: (indices per dim in the microbatch, microbatch) -> factors."""
+"""(Indices per dim in the microbatch, microbatch) -> what the gradient at the loss's operand is multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,20 +62,6 @@ class ApplyResult:
     outputs: tuple[tuple[str, np.ndarray], ...]
     """Whole outputs of the last step by ONNX name, where they were asked for."""
 
-    @property
-    def passed(self) -> bool:
-        """Whether nothing differs from what the plan says."""
-        return self.report is None or self.report.passed
-
-    def lines(self) -> tuple[str, ...]:
-        """A summary for people; empty in a launcher's other processes."""
-        if not self.holds_first:
-            return ()
-        if self.report is not None:
-            return self.report.lines()
-        losses = tuple(f"step {step}: loss {loss:.6g}" for step, loss in enumerate(self.losses))
-        return (*losses, f"collectives: {self.num_collectives} issued on rank 0 of {self.num_ranks}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:

@@ -113,9 +113,13 @@ class ProcessGroupCommunicator:
 
     def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
         """See ``Communicator.collect``."""
-        gathered: list[Tensor | None] | None = [None] * dist.get_world_size() if self._rank == 0 else None
-        dist.gather_object(parts[0].detach().cpu(), gathered)
-        return None if gathered is None else [part for part in gathered if part is not None]
+        part = parts[0].detach().cpu()
+        if self._rank != 0:
+            dist.gather_object(part)
+            return None
+        gathered = [torch.empty(0)] * dist.get_world_size()
+        dist.gather_object(part, gathered)
+        return gathered
 
     def close(self) -> None:
         """Leave the process group if this object joined it."""

@@ -12,7 +12,7 @@ from tap_planner.apply.process_group import ProcessGroupCommunicator
 from tap_planner.errors import ApplyError
 
 
-def apply_job(job: ApplyJob, *, num_processes: int | None = None, backend: str | None = None) -> ApplyResult:
+def apply_job(job: ApplyJob, *, num_processes: int | None = None, backend: str | None = None) -> ApplyResult | None:
     """Do a job.
 
     Args:
@@ -22,7 +22,7 @@ def apply_job(job: ApplyJob, *, num_processes: int | None = None, backend: str |
         backend: of the launcher's process group; None: nccl where there are GPUs, else gloo.
 
     Returns:
-        What this process saw; with local processes, what rank 0 saw.
+        What rank 0 saw; None in a launcher's other processes.
 
     Raises:
         ApplyError: the number of processes does not fit the mesh, the plan is about another model, or a rank failed.
@@ -35,7 +35,8 @@ def apply_job(job: ApplyJob, *, num_processes: int | None = None, backend: str |
         _check_world(mesh_shape, int(os.environ["WORLD_SIZE"]))
         communicator = ProcessGroupCommunicator(mesh_shape, backend)
         try:
-            return run_job(job, communicator)
+            result = run_job(job, communicator)
+            return result if result.holds_first else None
         finally:
             communicator.close()
     return run_job(job, LockstepCommunicator(mesh_shape))

@@ -75,9 +75,8 @@ class VerificationReport:
             if rows:
                 worst = max(rows, key=lambda row: row.error / row.limit if row.limit else float(row.error > 0))
                 good = sum(row.passed for row in rows)
-                lines.append(
-                    f"{kind}: {good} of {len(rows)} equal, largest difference {worst.error:.1e} (limit {worst.limit:.1e})"
-                )
+                limits = f"largest difference {worst.error:.1e} (limit {worst.limit:.1e})"
+                lines.append(f"{kind}: {good} of {len(rows)} equal, {limits}")
         lines.append(f"collectives: {self.num_collectives} issued on rank 0")
         return (*lines, *self.findings)
 

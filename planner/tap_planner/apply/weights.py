@@ -119,13 +119,7 @@ def random_part(name: str, shape: tuple[int, ...], indices: Sequence[np.ndarray]
     return (state >> np.uint64(11)).astype(np.float64) / float(1 << 53)
 
 
-_SCALED = (
-    "LayerNormalization",
-    "RMSNormalization",
-    "BatchNormalization",
-    "InstanceNormalization",
-    "GroupNormalization",
-)
+_SCALED = tuple(f"{kind}Normalization" for kind in ("Layer", "RMS", "Batch", "Instance", "Group"))
 
 
 def _value_ranges(graph: Graph) -> dict[str, tuple[float, float]]:
@@ -144,7 +138,7 @@ def _value_ranges(graph: Graph) -> dict[str, tuple[float, float]]:
 
 
 def _value_range(type: str, position: int, shape: tuple[int, ...], stored: tuple[int, ...]) -> tuple[float, float]:
-    if type in _SCALED and position == 1 or type == "BatchNormalization" and position == 4:
+    if (type in _SCALED and position == 1) or (type == "BatchNormalization" and position == 4):
         return 0.5, 1.5
     if type == "Mul" and sum(size > 1 for size in stored) <= 1:
         return 0.5, 1.5

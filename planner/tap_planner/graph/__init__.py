@@ -1,11 +1,23 @@
-"""ONNX file to bound, canonical, immutable graph; and the reader of its weights."""
+"""ONNX file to bound, canonical, immutable graph; and the reader of its weights.
 
-from tap_planner.graph.assembly import bind
+Names of the modules that read ONNX are resolved when they are first used: reading or comparing plans needs no onnx.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from tap_planner.graph.constants import ConstantStore
-from tap_planner.graph.loading import ModelFile, load_model
 from tap_planner.graph.options import BindOptions, LossKind, LossOptions
 from tap_planner.graph.types import Graph, Operator, Parameter, ParameterRead, Tensor, TensorKind
-from tap_planner.graph.weights import WeightReader
+
+if TYPE_CHECKING:
+    from tap_planner.graph.assembly import bind
+    from tap_planner.graph.loading import ModelFile, load_model
+    from tap_planner.graph.weights import WeightReader
+
+_LAZY = {"ModelFile": "loading", "WeightReader": "weights", "bind": "assembly", "load_model": "loading"}
 
 __all__ = [
     "BindOptions",
@@ -23,3 +35,9 @@ __all__ = [
     "bind",
     "load_model",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(import_module(f"tap_planner.graph.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

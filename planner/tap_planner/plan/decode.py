@@ -222,15 +222,15 @@ def decode_runs(value: Value) -> tuple[int | None, ...]:
         if not isinstance(item.data, list):
             values.append(None if item.is_null else item.integer())
             continue
-        parts = item.data
-        if len(parts) not in (2, 3) or (len(parts) == 3 and (parts[0] is None or parts[2] != 1)):
-            fail(item.place, parts, "[value, count] or [first, count, 1]")
-        first, count = Value(parts[0], item.place), Value(parts[1], item.place).integer(1)
+        parts = [Value(part, item.place) for part in item.data]
+        if len(parts) not in (2, 3) or (len(parts) == 3 and parts[0].is_null):
+            fail(item.place, item.data, "[value, count] or [first, count, step]")
+        first = None if parts[0].is_null else parts[0].integer()
+        count = parts[1].integer(1)
+        step = parts[2].integer(1) if len(parts) == 3 else 0
         if len(values) + count > MAX_SERIES:
             fail(item.place, count, f"at most {MAX_SERIES} values")
-        start = None if first.is_null else first.integer()
-        rising = len(parts) == 3
-        values.extend(start + index if rising and start is not None else start for index in range(count))
+        values.extend(None if first is None else first + step * index for index in range(count))
     return tuple(values)
 
 
@@ -353,10 +353,11 @@ def _step(value: Value, axes: Sequence[str]) -> Step:
 
 
 def _bucket(value: Value, axes: Sequence[str]) -> BucketEntry:
-    count = value.get("count")
+    count, step = value.get("count"), value.get("step")
     return BucketEntry(
         id=value["id"].integer(),
-        count=1 if count is None else count.integer(1),
+        count=1 if count is None else count.integer(1, MAX_SERIES),
+        step=1 if step is None else step.integer(1),
         axes=value["axes"].axes(axes),
         dtype=value["dtype"].text(),
         zero_level=value["zero"].integer(most=3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from tap_planner.plan.digests import compute_digests
 from tap_planner.plan.document import MEMORY_KINDS, PHASES, CollectiveEntry, PlanDocument
 from tap_planner.plan.encode import options_to_json
 from tap_planner.plan.expand import expand
-from tap_planner.plan.names import PLACEHOLDER, encode_series, find_pattern
+from tap_planner.plan.names import encode_list, encode_values, find_pattern
 from tap_planner.sharding import Placements, Step
 
 Scalar = int | str | None
+_MAX_STRIDE = 16
+"""Most operators of one layer that are looked for as families of like names."""
 
 
 class Verdict(enum.Enum):
@@ -53,9 +56,9 @@ class EntityChange:
 
     kind: ChangeKind
     name: str
-    """Name, or a pattern with ``{i}``."""
+    """Name, or a pattern with ``{i}`` (and ``{j}``, ``{k}``)."""
     values: str
-    """The values of i as a series (``0..95``); empty for a single name."""
+    """The values of i as a series (``0..95``), then those of j and k after semicolons; empty for a single name."""
     count: int
     fields: tuple[ValueChange, ...]
     """What changed; of an added or removed entity its main features."""
@@ -381,24 +384,28 @@ def fold_names(names: Sequence[str]) -> Iterable[tuple[str, str, int]]:
         if found is None:
             yield from ((name, "", 1) for name in group)
         else:
-            yield found[0], encode_series(found[1]), len(group)
+            yield found[0], encode_values(found[1]), len(group)
 
 
-def _families(names: Sequence[str]) -> Sequence[Sequence[str]]:
-    """Group names that differ in one number, in the way that needs the fewest groups."""
-    if len(names) < 2 or find_pattern(names) is not None:
-        return [names]
+_Families = Sequence[Sequence[str]]
+
+
+def _families(names: Sequence[str]) -> _Families:
+    """Split names into families in the way that is shortest to write."""
+    candidates: list[_Families] = [[names]]
+    candidates += [
+        [names[start::stride] for start in range(stride)]
+        for stride in range(2, min(_MAX_STRIDE, len(names) // 2) + 1)
+        if len(names) % stride == 0
+    ]
     tokens = [re.split(r"([0-9]+)", name) for name in names]
-    best: Sequence[Sequence[str]] = [[name] for name in names]
-    for place in range(1, len(tokens[0]), 2):
-        for everywhere in (False, True):
-            groups: dict[tuple[str, ...], list[str]] = {}
-            for name, parts in zip(names, tokens, strict=True):
-                masked = (
-                    PLACEHOLDER if index == place or (everywhere and part == parts[place]) else part
-                    for index, part in enumerate(parts)
-                )
-                groups.setdefault(tuple(masked), []).append(name)
-            if len(groups) < len(best) and all(len(g) == 1 or find_pattern(g) for g in groups.values()):
-                best = list(groups.values())
-    return best
+    candidates += [_masked(names, tokens, place) for place in range(1, len(tokens[0]), 2)]
+    return min(candidates, key=lambda families: sum(len(json.dumps(encode_list(family))) + 4 for family in families))
+
+
+def _masked(names: Sequence[str], tokens: Sequence[Sequence[str]], place: int) -> _Families:
+    """Names that are equal but for the number at one place."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, parts in zip(names, tokens, strict=True):
+        groups.setdefault((*parts[:place], "", *parts[place + 1 :]), []).append(name)
+    return list(groups.values())

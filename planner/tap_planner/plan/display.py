@@ -15,7 +15,8 @@ class BlockDisplay:
 
     count: int
     names: Mapping[str, str]
-    """For every name of the block a pattern with ``{i}``; the name itself where the occurrences follow no pattern."""
+    """For every name of the block a pattern with ``{i}`` (and ``{j}``, ``{k}``); the name itself where the occurrences
+    follow no pattern."""
     values: str
     """The values of i, where all operators share them; else empty."""
     recompute: tuple[str, ...]
@@ -50,5 +51,5 @@ def _display(
         found = find_pattern(occurrences) if count > 1 else None
         names[name] = name if found is None else found[0]
         if found is not None and name in ids:
-            series.add(encode_series(found[1]))
+            series.add(encode_series(found[1][0]))
     return BlockDisplay(count=count, names=names, values=series.pop() if len(series) == 1 else "", recompute=recompute)

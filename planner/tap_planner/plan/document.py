@@ -145,10 +145,11 @@ class RedistributionEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketEntry:
-    """Buckets ``id`` to ``id + count - 1``, which are alike; parameters name the bucket they are in."""
+    """Buckets ``id``, ``id + step``, ..., which are alike; parameters name the bucket they are in."""
 
     id: int
     count: int
+    step: int
     axes: tuple[int, ...]
     dtype: str
     zero_level: int

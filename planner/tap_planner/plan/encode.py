@@ -167,23 +167,25 @@ def _parameter(entry: ParameterEntry, axes: Sequence[str]) -> Json:
 
 
 def encode_runs(values: Sequence[int | None]) -> list[object]:
-    """Run-length code: a value once, ``[value, count]``, or ``[first, count, 1]`` for values that count up."""
+    """Run-length code: a value once, ``[value, count]``, or ``[first, count, step]`` for values that count up."""
     runs: list[object] = []
     start = 0
     while start < len(values):
         first = values[start]
-        same = _run_length(values, start, step=0)
-        rising = 1 if first is None else _run_length(values, start, step=1)
-        if max(same, rising) == 1:
+        following = values[start + 1] if start + 1 < len(values) else None
+        step = 0 if first is None or following is None else following - first
+        length = _run_length(values, start, step) if step >= 0 else 1
+        if length == 1 or (length == 2 and step > 0):
             runs.append(first)
+            length = 1
         else:
-            runs.append([first, same] if same >= rising else [first, rising, 1])
-        start += max(same, rising)
+            runs.append([first, length, step] if step else [first, length])
+        start += length
     return runs
 
 
 def _run_length(values: Sequence[int | None], start: int, step: int) -> int:
-    """Number of values from ``start`` that are equal (step 0) or count up (step 1)."""
+    """Number of values from ``start`` that are equal (step 0) or count up."""
     first = values[start]
     end = start + 1
     while end < len(values) and values[end] == (first if first is None else first + step * (end - start)):
@@ -270,7 +272,7 @@ def _steps(steps: Iterable[Step], axes: Sequence[str]) -> list[Json]:
 def _bucket(entry: BucketEntry, axes: Sequence[str]) -> Json:
     json: Json = {"id": entry.id}
     if entry.count > 1:
-        json["count"] = entry.count
+        json |= {"count": entry.count, "step": entry.step}
     return json | {
         "axes": [axes[axis] for axis in entry.axes],
         "dtype": entry.dtype,

@@ -224,7 +224,7 @@ class _Expansion:
             operators=tuple(self._operators),
             parameters=parameters,
             redistributions=order_redistributions(self._operators, self._redistributions),
-            buckets=tuple(_expand_buckets(self._folded.buckets, parameters)),
+            buckets=tuple(sorted(_expand_buckets(self._folded.buckets, parameters), key=lambda bucket: bucket.id)),
             regions=tuple(self._regions),
             reads=self._reads,
             blocks=tuple(self._keys),
@@ -249,7 +249,7 @@ def _expand_buckets(
 ) -> Iterable[BucketDecision]:
     members = bucket_members(parameters)
     for entry in entries:
-        for number in range(entry.id, entry.id + entry.count):
+        for number in range(entry.id, entry.id + entry.count * entry.step, entry.step):
             yield BucketDecision(
                 id=number,
                 axes=entry.axes,

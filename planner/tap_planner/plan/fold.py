@@ -309,19 +309,33 @@ def _own_slots(decision: RedistributionDecision) -> dict[str, int]:
 
 
 def _buckets(buckets: Sequence[BucketDecision]) -> tuple[BucketEntry, ...]:
-    entries: list[BucketEntry] = []
+    """Write buckets that are alike and whose ids count up as one entry."""
+    alike: dict[BucketDecision, list[int]] = {}
     for bucket in buckets:
-        entry = BucketEntry(
-            id=bucket.id,
-            count=1,
-            axes=bucket.axes,
-            dtype=bucket.dtype,
-            zero_level=bucket.zero_level,
-            elements=bucket.elements,
+        alike.setdefault(replace(bucket, id=0, parameters=()), []).append(bucket.id)
+    entries = [
+        BucketEntry(
+            id=first,
+            count=count,
+            step=step,
+            axes=content.axes,
+            dtype=content.dtype,
+            zero_level=content.zero_level,
+            elements=content.elements,
         )
-        last = entries[-1] if entries else None
-        if last and replace(last, id=0, count=1) == replace(entry, id=0) and last.id + last.count == entry.id:
-            entries[-1] = replace(last, count=last.count + 1)
-        else:
-            entries.append(entry)
-    return tuple(entries)
+        for content, ids in alike.items()
+        for first, count, step in _progressions(ids)
+    ]
+    return tuple(sorted(entries, key=lambda entry: entry.id))
+
+
+def _progressions(ids: Sequence[int]) -> Iterable[tuple[int, int, int]]:
+    """Cut rising numbers into (first, count, step)."""
+    start = 0
+    while start < len(ids):
+        end = start + 1
+        step = ids[end] - ids[start] if end < len(ids) else 1
+        while end < len(ids) and ids[end] - ids[end - 1] == step:
+            end += 1
+        yield ids[start], end - start, step
+        start = end

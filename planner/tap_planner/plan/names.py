@@ -2,15 +2,16 @@
 
 A series of numbers is written ``0..95``, ``0..90/10`` (with a step) or ``3,7,12..14``. A family of names (one per
 occurrence of a block) is written as one name when all are equal, as a pattern with ``{i}`` and a series when they
-differ in one number, else as a list of names and patterns.
+differ in one number, else as a list of names and patterns. Names that differ in two or three numbers, as in
+``layers.{i}/MatMul_{j}``, have as many series: ``0..95;14..2959/31``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-PLACEHOLDER = "{i}"
+PLACEHOLDERS = ("{i}", "{j}", "{k}")
 MAX_SERIES = 1 << 22
 """Longest series that is read."""
 
@@ -76,19 +77,25 @@ def encode_names(names: Sequence[str]) -> NameFamily:
 
 
 def encode_list(names: Sequence[str]) -> list[NameItem]:
-    """Write names as a list in which stretches that differ in one number are patterns."""
+    """Write names as a list in which stretches that differ only in numbers are patterns."""
     items: list[NameItem] = []
     start = 0
     while start < len(names):
         end = _stretch_end(names, start)
-        found = find_pattern(names[start:end]) if end - start >= _LEAST_STRETCH or end - start == len(names) else None
-        if found is None:
+        found = find_pattern(names[start:end])
+        long_enough = end - start >= _LEAST_STRETCH or (end - start == len(names) and found and len(found[1]) == 1)
+        if found is None or not long_enough:
             items.append(names[start])
             start += 1
         else:
-            items.append({"pattern": found[0], "values": encode_series(found[1])})
+            items.append({"pattern": found[0], "values": encode_values(found[1])})
             start = end
     return items
+
+
+def encode_values(values: Sequence[Sequence[int]]) -> str:
+    """Write the values of i, j and k."""
+    return ";".join(map(encode_series, values))
 
 
 def _stretch_end(names: Sequence[str], start: int) -> int:
@@ -115,22 +122,35 @@ def _varying(first: Sequence[str], other: Sequence[str]) -> list[int]:
     return [place for place in range(len(first)) if other[place] != first[place]]
 
 
-def find_pattern(names: Sequence[str]) -> tuple[str, tuple[int, ...]] | None:
-    """The pattern and numbers of names that differ in one number (it may stand at several places), else None."""
+def find_pattern(names: Sequence[str]) -> tuple[str, tuple[tuple[int, ...], ...]] | None:
+    """The pattern of names that differ only in numbers, and the values of i (and j, k); else None.
+
+    A number may stand at several places.
+    """
     tokens = [_DIGITS.split(name) for name in names]
     first = tokens[0]
-    if PLACEHOLDER in names[0] or any(len(other) != len(first) for other in tokens):
+    if any(placeholder in names[0] for placeholder in PLACEHOLDERS):
         return None
-    varying = [place for place in range(len(first)) if any(other[place] != first[place] for other in tokens)]
-    if not varying or any(place % 2 == 0 for place in varying):
+    if any(len(other) != len(first) for other in tokens):
         return None
-    numbers = [other[varying[0]] for other in tokens]
-    for other, number in zip(tokens, numbers, strict=True):
-        if len(number) > 18 or str(int(number)) != number or any(other[place] != number for place in varying):
-            return None
-    chosen = set(varying)
-    pattern = "".join(PLACEHOLDER if place in chosen else token for place, token in enumerate(first))
-    return pattern, tuple(int(number) for number in numbers)
+    parts = list(first)
+    series: list[tuple[str, ...]] = []
+    for place in range(len(first)):
+        column = tuple(other[place] for other in tokens)
+        if all(token == column[0] for token in column):
+            continue
+        if column not in series:
+            if place % 2 == 0 or len(series) == len(PLACEHOLDERS) or not all(map(_is_plain, column)):
+                return None
+            series.append(column)
+        parts[place] = PLACEHOLDERS[series.index(column)]
+    if not series:
+        return None
+    return "".join(parts), tuple(tuple(map(int, column)) for column in series)
+
+
+def _is_plain(number: str) -> bool:
+    return len(number) <= 18 and str(int(number)) == number
 
 
 def decode_names(family: NameFamily, count: int) -> tuple[str, ...]:
@@ -158,6 +178,16 @@ def decode_list(items: Sequence[NameItem]) -> tuple[str, ...]:
         if isinstance(item, str):
             names.append(item)
         else:
-            pattern = item["pattern"]
-            names.extend(pattern.replace(PLACEHOLDER, str(value)) for value in decode_series(item["values"]))
+            names.extend(_expand_pattern(item["pattern"], item["values"]))
     return tuple(names)
+
+
+def _expand_pattern(pattern: str, text: str) -> Iterator[str]:
+    series = [decode_series(part) for part in text.split(";")]
+    if len(series) > len(PLACEHOLDERS) or any(len(values) != len(series[0]) for values in series):
+        raise ValueError(f"the series of {text!r} differ in length or are too many")
+    for values in zip(*series, strict=True):
+        name = pattern
+        for placeholder, value in zip(PLACEHOLDERS, values, strict=False):
+            name = name.replace(placeholder, str(value))
+        yield name

@@ -74,11 +74,25 @@ class Elimination:
         Args:
             outside: [*keep] cost added to each assignment of the kept variables.
         """
-        total = self.table if outside is None else np.minimum(self.table + outside, INFINITE)
+        total = self._total(outside)
         result: dict[int, np.ndarray] = {}
         for position, variable in enumerate(self.keep):
             result[variable] = total.min(axis=tuple(d for d in range(len(self.keep)) if d != position))
+        for bucket, rest in zip(self._buckets, self.outside_messages(outside), strict=True):
+            belief = np.minimum(bucket.joined + rest[..., None], INFINITE)
+            costs = belief.min(axis=tuple(range(belief.ndim - 1)))
+            known = result.get(bucket.variable)
+            result[bucket.variable] = costs if known is None else np.maximum(known, costs)
+        return result
+
+    def _total(self, outside: np.ndarray | None) -> np.ndarray:
+        return self.table if outside is None else np.minimum(self.table + outside, INFINITE)
+
+    def outside_messages(self, outside: np.ndarray | None = None) -> list[np.ndarray]:
+        """Per bucket [*neighbours]: least cost of everything but what the bucket's message stands for."""
+        total = self._total(outside)
         beliefs: dict[int, np.ndarray] = {}
+        rests: list[np.ndarray] = []
         for number in range(len(self._buckets) - 1, -1, -1):
             bucket = self._buckets[number]
             if bucket.parent is None:
@@ -88,12 +102,15 @@ class Elimination:
                 whole, scope = beliefs[bucket.parent], (*above.neighbours, above.variable)
             reduced = _reduce_to(whole, scope, bucket.neighbours)
             rest = np.where(bucket.message >= INFINITE, INFINITE, reduced - bucket.message)
-            belief = np.minimum(bucket.joined + rest[..., None], INFINITE)
-            beliefs[number] = belief
-            costs = belief.min(axis=tuple(range(belief.ndim - 1)))
-            known = result.get(bucket.variable)
-            result[bucket.variable] = costs if known is None else np.maximum(known, costs)
-        return result
+            beliefs[number] = np.minimum(bucket.joined + rest[..., None], INFINITE)
+            rests.append(rest)
+        rests.reverse()
+        return rests
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Variable of each bucket, in elimination order."""
+        return tuple(bucket.variable for bucket in self._buckets)
 
 
 def _reduce_to(table: np.ndarray, scope: tuple[int, ...], wanted: tuple[int, ...]) -> np.ndarray:

@@ -164,7 +164,7 @@ class _Limited:
         )
         try:
             bound_ns, assignment = solve_master(
-                self._solver, self._limit, ceiling, Weights(TIME_WEIGHT, self._multiplier)
+                self._solver, self._limit, self._bound, ceiling, Weights(TIME_WEIGHT, self._multiplier)
             )
         except WidthError:
             return

@@ -145,7 +145,7 @@ class Solver:
         working = self.policy.working - {region} if not last else self.policy.working | {region}
         return RegionPolicy(recomputed=self.policy.recomputed, working=frozenset(working) & self.policy.recomputed)
 
-    def _tables(self, kind: str, number: int, exact: bool) -> _PartTables:
+    def tables(self, kind: str, number: int, exact: bool) -> _PartTables:
         key = (kind, number, exact)
         known = self._parts.get(key)
         if known is None or known.stale:
@@ -179,10 +179,10 @@ class Solver:
         self._add_shared(tables, kind, number, policy, exact)
         for variable in (*part.variables, *extra, *(v for scope in tables.scopes for v in scope), *tables.keep):
             if variable not in tables.domains:
-                tables.domains[variable] = self._size(variable)
+                tables.domains[variable] = self.size(variable)
         return tables
 
-    def _size(self, variable: int) -> int:
+    def size(self, variable: int) -> int:
         if variable in self._set_states:
             return (1 << len(self._set_states[variable])) - 1
         return len(self.alive(variable))
@@ -346,7 +346,7 @@ class Solver:
         Raises:
             WidthError: a table would be too large.
         """
-        return _Minimisation(self, weights, exact).outcome()
+        return Minimisation(self, weights, exact).outcome()
 
     def optimum(self, weights: Weights) -> Outcome:
         """Least weighted cost, proven: ``bound`` equals the assignment's cost unless tables grew too large.
@@ -451,12 +451,12 @@ class Solver:
 
     def marginals(self, weights: Weights) -> tuple[Outcome, dict[int, np.ndarray]]:
         """Relaxed minimisation and, by class, the least relaxed cost of every alive value."""
-        minimisation = _Minimisation(self, weights, False)
+        minimisation = Minimisation(self, weights, False)
         return minimisation.outcome(), minimisation.marginals()
 
     def relaxed_time_ns(self) -> int:
         """A lower bound of the least time, in ns."""
-        return -(-_Minimisation(self, Weights(1, 0), False).bound // SCALE)
+        return -(-Minimisation(self, Weights(1, 0), False).bound // SCALE)
 
     def least_own_bytes(self) -> int:
         """A lower bound of the memory: what parameters need at least, by themselves."""
@@ -553,7 +553,7 @@ def _with_slots(term: Term, positions: Sequence[int]) -> Term:
     )
 
 
-class _Minimisation:
+class Minimisation:
     """One weighted minimisation: links, chains, outer part, and the way back."""
 
     def __init__(self, solver: Solver, weights: Weights, exact: bool) -> None:
@@ -562,18 +562,18 @@ class _Minimisation:
         self._exact = exact
         self._split_above = None if exact else RELAXED_TABLE_ENTRIES
         self._links: list[tuple[Elimination, Elimination]] = []
-        self._chains: list[Chain] = []
+        self.chains: list[Chain] = []
         model = solver.model
-        outer = solver._tables("outer", 0, exact)
+        outer = solver.tables("outer", 0, exact)
         factors = outer.weighted(weights)
         for number, run in enumerate(model.runs):
-            middle = self._eliminate(solver._tables("link", number, exact))
+            middle = self._eliminate(solver.tables("link", number, exact))
             differs = weights.memory and solver.policy.recomputed
-            last = self._eliminate(solver._tables("last", number, exact)) if differs else middle
+            last = self._eliminate(solver.tables("last", number, exact)) if differs else middle
             self._links.append((middle, last))
             chain = Chain(self._matrix(middle, number), self._matrix(last, number), run.num_links - 1)
-            self._chains.append(chain)
-            factors.append(Factor(self._chain_scope(number), chain.table.reshape(self._chain_shape(number))))
+            self.chains.append(chain)
+            factors.append(Factor(self.chain_scope(number), chain.table.reshape(self.chain_shape(number))))
         domains = dict(outer.domains)
         for factor in factors[len(outer.scopes) :]:
             for variable, size in zip(factor.scope, factor.table.shape, strict=True):
@@ -589,22 +589,22 @@ class _Minimisation:
         factors = tables.weighted(self._weights)
         return eliminate(tables.domains, factors, tables.keep, tables.order, self._split_above)
 
-    def _sizes(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def sizes(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Sizes of the shared variables, and of the boundary variables."""
         solver = self._solver
         run = solver.model.runs[number]
-        shared = tuple(solver._size(v) for v in solver._shared_keep(number, self._exact))
-        boundary = tuple(solver._size(v) for v in solver._boundary(run.first, run.boundary))
+        shared = tuple(solver.size(v) for v in solver._shared_keep(number, self._exact))
+        boundary = tuple(solver.size(v) for v in solver._boundary(run.first, run.boundary))
         return shared, boundary
 
     def _matrix(self, link: Elimination, number: int) -> np.ndarray:
-        shared, boundary = self._sizes(number)
+        shared, boundary = self.sizes(number)
         states = _product(boundary)
         if states > MAX_BOUNDARY_STATES:
             raise WidthError(f"{states} boundary states")
         return link.table.reshape(_product(shared), states, states)
 
-    def _chain_scope(self, number: int) -> tuple[int, ...]:
+    def chain_scope(self, number: int) -> tuple[int, ...]:
         solver = self._solver
         run = solver.model.runs[number]
         return (
@@ -613,8 +613,8 @@ class _Minimisation:
             *solver._boundary(run.last, run.boundary),
         )
 
-    def _chain_shape(self, number: int) -> tuple[int, ...]:
-        shared, boundary = self._sizes(number)
+    def chain_shape(self, number: int) -> tuple[int, ...]:
+        shared, boundary = self.sizes(number)
         return (*shared, *boundary, *boundary)
 
     def outcome(self) -> Outcome:
@@ -626,28 +626,43 @@ class _Minimisation:
         return Outcome(bound=self.bound, assignment=assignment, ns=ns, num_bytes=num_bytes)
 
     def _assignment(self) -> Assignment:
-        solver, model = self._solver, self._solver.model
         values: dict[int, int] = {}
         self._outer.backtrack(values)
+        links = [self._walk(number, run.num_links, values) for number, run in enumerate(self._solver.model.runs)]
+        return self.compose(values, links)
+
+    def compose(self, values: Mapping[int, int], links: Sequence[Sequence[Mapping[int, int]]]) -> Assignment:
+        """The assignment of the whole graph.
+
+        Args:
+            values: alive index of every variable of the outer part.
+            links: per run, per later occurrence, alive index of every variable of the link.
+        """
+        solver, model = self._solver, self._solver.model
         whole = dict(values)
         for number, run in enumerate(model.runs):
-            self._walk(number, run.num_links, values, whole)
+            period = len(run.first)
+            for occurrence, inner in enumerate(links[number], start=1):
+                for variable in run.second:
+                    whole[variable + (occurrence - 1) * period] = inner[variable]
+                for variable in model.links[number].variables[period:]:
+                    whole[self._parameter_at(variable, occurrence)] = inner[variable]
         operators = [int(solver.alive(v)[whole[v]]) for v in range(model.num_operators)]
         parameters = {v: int(solver.alive(v)[whole[v]]) for v in model.shared_parameters.values()}
         return Assignment(operators=tuple(operators), parameters=parameters)
 
-    def _walk(self, number: int, num_links: int, values: dict[int, int], whole: dict[int, int]) -> None:
-        """Fill in the occurrences of a run after the first."""
+    def _walk(self, number: int, num_links: int, values: Mapping[int, int]) -> list[dict[int, int]]:
+        """Cheapest occurrences of a run after the first, between the boundary states of the outer part."""
         solver, run = self._solver, self._solver.model.runs[number]
-        shared, boundary = self._sizes(number)
+        shared, boundary = self.sizes(number)
         keep_shared = solver._shared_keep(number, self._exact)
         first, last = solver._boundary(run.first, run.boundary), solver._boundary(run.last, run.boundary)
         s = _ravel([values[v] for v in keep_shared], shared)
         a, b = (_ravel([values[v] for v in vs], boundary) for vs in (first, last))
-        path = self._chains[number].path(s, a, b)
+        path = self.chains[number].path(s, a, b)
         second = solver._boundary(run.second, run.boundary)
         known: dict[tuple[int, int, bool], dict[int, int]] = {}
-        period = len(run.first)
+        occurrences: list[dict[int, int]] = []
         for occurrence in range(1, num_links + 1):
             key = (path[occurrence - 1], path[occurrence], occurrence == num_links)
             if key not in known:
@@ -656,11 +671,8 @@ class _Minimisation:
                 inner.update(zip(second, _unravel(key[1], boundary), strict=True))
                 self._links[number][1 if key[2] else 0].backtrack(inner)
                 known[key] = inner
-            shift = (occurrence - 1) * period
-            for variable in run.second:
-                whole[variable + shift] = known[key][variable]
-            for variable in solver.model.links[number].variables[period:]:
-                whole[self._parameter_at(variable, occurrence)] = known[key][variable]
+            occurrences.append(known[key])
+        return occurrences
 
     def _parameter_at(self, variable: int, occurrence: int) -> int:
         """The parameter variable of a later occurrence that corresponds to one of the second."""
@@ -687,24 +699,24 @@ class _Minimisation:
 
         merge(self._outer.marginals())
         for number in range(len(model.runs)):
-            outside = self._outside(number)
-            around = self._chains[number].outside_of_links(outside)
-            shared, boundary = self._sizes(number)
+            outside = self.outside(number)
+            around = self.chains[number].outside_of_links(outside)
+            shared, boundary = self.sizes(number)
             merge(self._links[number][0].marginals(around.reshape(*shared, *boundary, *boundary)))
         return result
 
-    def _outside(self, number: int) -> np.ndarray:
+    def outside(self, number: int) -> np.ndarray:
         """[s, a, b] least cost of everything outside a chain."""
-        solver, outer = self._solver, self._solver._tables("outer", 0, self._exact)
+        solver, outer = self._solver, self._solver.tables("outer", 0, self._exact)
         factors = outer.weighted(self._weights)
         domains = dict(outer.domains)
-        for other in range(len(self._chains)):
-            scope, shape = self._chain_scope(other), self._chain_shape(other)
+        for other in range(len(self.chains)):
+            scope, shape = self.chain_scope(other), self.chain_shape(other)
             domains.update(dict(zip(scope, shape, strict=True)))
             if other != number:
-                factors.append(Factor(scope, self._chains[other].table.reshape(shape)))
-        keep = self._chain_scope(number)
-        shared, boundary = self._sizes(number)
+                factors.append(Factor(scope, self.chains[other].table.reshape(shape)))
+        keep = self.chain_scope(number)
+        shared, boundary = self.sizes(number)
         table = eliminate(domains, factors, keep, None, self._split_above).table
         return table.reshape(_product(shared), _product(boundary), _product(boundary))
 

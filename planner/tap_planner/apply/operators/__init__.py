@@ -11,7 +11,7 @@ from tap_planner.apply.operators import (  # noqa: F401  (the modules register t
     reduction,
     sources,
 )
-from tap_planner.apply.operators.context import FUNCTIONS, OperatorContext, Operands, torch_dtype
+from tap_planner.apply.operators.context import FUNCTIONS, Operands, OperatorContext, torch_dtype
 from tap_planner.apply.operators.loss import LossRecord, run_loss
 from tap_planner.apply.operators.running import run_operator
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from tap_planner.apply.operators.context import OperatorContext, Operands, operator, optional, present
+from tap_planner.apply.operators.context import Operands, OperatorContext, operator, optional, present
 
 
 def _by_heads(value: Tensor, width: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tap_planner.apply.operators.context import OperatorContext, Operands, operator, optional, present
+from tap_planner.apply.operators.context import Operands, OperatorContext, operator, optional, present
 
 
 @operator("MatMul")

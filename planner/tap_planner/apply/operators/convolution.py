@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tap_planner.apply.operators.context import OperatorContext, Operands, operator, optional, present
+from tap_planner.apply.operators.context import Operands, OperatorContext, operator, optional, present
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

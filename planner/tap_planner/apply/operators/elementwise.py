@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tap_planner.apply.operators.context import (
     FUNCTIONS,
-    OperatorContext,
     Operands,
+    OperatorContext,
     operator,
     optional,
     present,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tap_planner.apply.operators.context import OperatorContext, Operands, operator, present, torch_dtype
+from tap_planner.apply.operators.context import Operands, OperatorContext, operator, present, torch_dtype
 from tap_planner.sharding import local_indices
 
 
@@ -96,14 +96,12 @@ def one_hot(context: OperatorContext, operands: Operands) -> Tensor:
     rank = indices.dim() + 1
     dim = context.int("axis", -1) % rank
     indices = _normalised(indices, depth)
-    shape = context.local_outputs[0]
-    held = local_indices(
-        context.signature.outputs[0].shape, context.outputs[0], context.mesh_shape, context.coordinates
-    )
+    whole = context.signature.outputs[0].shape
+    held = local_indices(whole, context.outputs[0], context.mesh_shape, context.coordinates)
     classes = torch.as_tensor(held[dim], device=indices.device)
     hit = indices.unsqueeze(dim) == classes.reshape((-1,) + (1,) * (rank - 1 - dim))
     output = context.signature.outputs[0]
     dtype = torch_dtype(output.dtype, context.dtype)
     on = torch.tensor(context.float("on_value", 1.0), dtype=dtype, device=indices.device)
     off = torch.tensor(context.float("off_value", 0.0), dtype=dtype, device=indices.device)
-    return torch.where(hit, on, off).reshape(shape)
+    return torch.where(hit, on, off)

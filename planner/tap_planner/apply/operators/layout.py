@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tap_planner.apply.operators.context import OperatorContext, Operands, operator, present
+from tap_planner.apply.operators.context import Operands, OperatorContext, operator, present
 
 
 @operator("Reshape")
@@ -152,7 +152,7 @@ def resize(context: OperatorContext, operands: Operands) -> Tensor:
         if context.is_split(0, dim):
             raise context.unsupported(f"dim {dim} is resized and split")
         weights = torch.tensor(_resize_weights(context, dim, old, new), dtype=value.dtype, device=value.device)
-        value = torch.tensordot(value, weights, dims=([dim], [1])).movedim(-1, dim)
+        value = (value.movedim(dim, -1) @ weights.T).movedim(-1, dim)
     return value.clone() if value is operands[0] else value
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tap_planner.apply.communicator import Communicator
-from tap_planner.apply.operators.context import OperatorContext, Operands, present
+from tap_planner.apply.operators.context import Operands, OperatorContext, present
 
 
 @dataclass(frozen=True, slots=True)

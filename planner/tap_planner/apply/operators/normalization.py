@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tap_planner.apply.operators.context import OperatorContext, Operands, operator, optional, present
+from tap_planner.apply.operators.context import Operands, OperatorContext, operator, optional, present
 
 
 def _per_channel(value: Tensor, rank: int) -> Tensor:

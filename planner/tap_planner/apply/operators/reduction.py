@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tap_planner.apply.operators.context import OperatorContext, Operands, operator, present
+from tap_planner.apply.operators.context import Operands, OperatorContext, operator, present
 
 
 def _axes(context: OperatorContext) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tap_planner.apply.operators.context import FUNCTIONS, OperatorContext, Operands, torch_dtype
+from tap_planner.apply.operators.context import FUNCTIONS, Operands, OperatorContext, torch_dtype
 
 
 def run_operator(context: OperatorContext, operands: Operands) -> tuple[Tensor, ...]:

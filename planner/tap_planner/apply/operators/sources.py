@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tap_planner.apply.operators.context import OperatorContext, Operands, operator, torch_dtype
+from tap_planner.apply.operators.context import Operands, OperatorContext, operator, torch_dtype
 
 
 @operator("Shape")
