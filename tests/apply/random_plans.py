@@ -26,16 +26,18 @@ from tap_planner.schedule import BucketKey, assign_buckets
 from tap_planner.sharding import (
     PARTIAL,
     REPLICATE,
+    Choice,
     Placements,
     Step,
     Strategy,
     apply_step,
+    axis_choices,
     block_hints,
     dual_placements,
-    enumerate_strategies,
     fits,
     local_shape,
     make_step,
+    make_strategy,
     shard,
 )
 
@@ -116,7 +118,6 @@ class RandomPlan:
         self.loss_kind = loss_kind
         self.training = graph.loss is not None
         self.hints = block_hints(graph)
-        self.cache: dict[object, tuple[Strategy, ...]] = {}
 
     def build(self) -> Decisions:
         """The decisions."""
@@ -158,13 +159,16 @@ class RandomPlan:
         partial = tuple(
             name is not None and self.graph.tensors[name].kind is TensorKind.ACTIVATION for name in operator.inputs
         )
-        key = (operator.signature, self.hints[operator.id], partial)
-        if key not in self.cache:
-            rule = rule_of(operator.signature)
-            self.cache[key] = enumerate_strategies(
-                operator.signature, rule, self.mesh_shape, self.hints[operator.id], partial
-            )
-        return self.random.choice(self.cache[key])
+        rule = rule_of(operator.signature)
+        options = axis_choices(rule, self.hints[operator.id], partial)
+        for _ in range(50):
+            choices = tuple(self.random.choice(options) for _ in self.mesh_shape)
+            strategy = make_strategy(operator.signature, rule, choices, self.mesh_shape)
+            if strategy is not None:
+                return strategy
+        strategy = make_strategy(operator.signature, rule, (Choice("none"),) * len(self.mesh_shape), self.mesh_shape)
+        assert strategy is not None
+        return strategy
 
     def _operator(self, operator: Operator, strategy: Strategy) -> OperatorDecision:
         needed = self._needed(operator)

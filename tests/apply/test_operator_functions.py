@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tap_planner.apply import LockstepCommunicator, RandomWeights  # noqa: F401  (the public face imports)
+from tap_planner.apply import LockstepCommunicator
 from tap_planner.apply.operators import FUNCTIONS, OperatorContext, run_loss, run_operator
 from tap_planner.apply.placing import assemble
 from tap_planner.operators import OperatorSignature, TensorType, known_types, lookup, rule_of
@@ -18,9 +18,11 @@ from tap_planner.sharding import REPLICATE, Placements, Strategy, enumerate_stra
 from tests.operators.operator_cases import CASES, name_of
 from tests.operators.operator_reference import random_values, run, signature, tensor
 
-_MESHES = ((2,), (3,), (2, 2))
+_MESHES = ((3,), pytest.param((2,), marks=pytest.mark.full), pytest.param((2, 2), marks=pytest.mark.full))
 _SPECIAL = frozenset({"Loss"})
 """Types with a record but no plain function: the loss communicates and has ``run_loss``."""
+_SINGLE = frozenset({"GroupNormalization"})
+"""Types that the reference evaluator computes in float32 (of some others it holds constants in float32)."""
 _MAX_STRATEGIES = 60
 """Per case and mesh; beyond it an even sample is taken."""
 
@@ -81,11 +83,11 @@ def test_agrees_with_the_onnx_reference(sig: OperatorSignature) -> None:
     expected = run(sig, values)
     outputs = _run_context([_whole_context(sig)], [_torch_values(sig)])[0]
     assert len(outputs) == len(sig.outputs)
+    tolerance = 1e-5 if sig.type in _SINGLE else 1e-7
     for output, reference, declared in zip(outputs, expected, sig.outputs, strict=False):
         assert tuple(output.shape) == declared.shape
-        np.testing.assert_allclose(
-            output.numpy().astype(np.float64), np.asarray(reference, np.float64), rtol=1e-6, atol=1e-7
-        )
+        made = output.numpy().astype(np.float64)
+        np.testing.assert_allclose(made, np.asarray(reference, np.float64), rtol=tolerance, atol=tolerance)
 
 
 def _strategies(sig: OperatorSignature, mesh_shape: tuple[int, ...]) -> Sequence[Strategy]:
@@ -131,7 +133,9 @@ def test_every_strategy_gives_parts_of_the_whole(sig: OperatorSignature, mesh_sh
         names = strategy.names(rule_of(sig))
         outputs, columns = _local_products(sig, strategy, mesh_shape, values, seeds, wanted)
         for position, reference in enumerate(whole):
-            made = assemble([each[position] for each in outputs], tuple(reference.shape), strategy.outputs[position], mesh_shape)
+            made = assemble(
+                [each[position] for each in outputs], tuple(reference.shape), strategy.outputs[position], mesh_shape
+            )
             for replica in made:
                 np.testing.assert_allclose(replica, reference.numpy(), rtol=1e-10, atol=1e-10, err_msg=str(names))
         for position, column in columns.items():
@@ -156,7 +160,11 @@ def _whole_products(
         torch.rand(output.shape, dtype=torch.float64, generator=generator) if output.requires_grad else None
         for output in outputs
     ]
-    return [output.detach() for output in outputs], seeds, dict(zip(wanted, _vjp(outputs, leaves, wanted, seeds), strict=True))
+    return (
+        [output.detach() for output in outputs],
+        seeds,
+        dict(zip(wanted, _vjp(outputs, leaves, wanted, seeds), strict=True)),
+    )
 
 
 def _vjp(

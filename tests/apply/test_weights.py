@@ -35,7 +35,7 @@ def test_uniform_and_independent() -> None:
     """The numbers are uniform in [0, 1) and differ by name and seed."""
     positions = [np.arange(100_000)]
     first = random_part("a", (100_000,), positions, 1)
-    assert 0.0 <= first.min() and first.max() < 1.0
+    assert first.min() >= 0.0 and first.max() < 1.0
     assert abs(first.mean() - 0.5) < 5e-3 and abs(first.var() - 1 / 12) < 2e-3
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 2e-2
     for name, seed in (("b", 1), ("a", 2)):

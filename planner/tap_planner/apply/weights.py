@@ -107,16 +107,17 @@ def random_part(name: str, shape: tuple[int, ...], indices: Sequence[np.ndarray]
         indices: global indices per dim.
         seed: any integer.
     """
-    flat = np.zeros((), np.uint64)
+    flat = np.zeros(1, np.uint64)  # never 0-d: numpy warns of scalars that wrap around
     for size, held in zip(shape, indices, strict=True):
-        flat = flat[..., None] * np.uint64(size) + held.astype(np.uint64)
+        flat = (flat[:, None] * np.uint64(size) + held.astype(np.uint64)).reshape(-1)
     key = (zlib.crc32(name.encode()) << 32) ^ (seed * 0x9E3779B97F4A7C15)
     state = (flat + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key & 0xFFFFFFFFFFFFFFFF)
     for _ in range(2):
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state = state ^ (state >> np.uint64(31))
-    return (state >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+    uniform = (state >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+    return uniform.reshape([len(held) for held in indices])
 
 
 _SCALED = tuple(f"{kind}Normalization" for kind in ("Layer", "RMS", "Batch", "Instance", "Group"))

@@ -1,7 +1,7 @@
 """The search: cost tables, elimination, chains of repeats, master, certificate."""
 
 from tap_planner.search.constraints import StrategyFilter, StrategyRule
-from tap_planner.search.limited import LimitedOutcome, LimitedStatus, least_memory, solve_limited
+from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.model import Configuration, CostedModel, Model
 from tap_planner.search.planner import SearchRequest, SearchResult, SearchStatistics, build_model, search
 from tap_planner.search.assemble import assemble
@@ -11,8 +11,7 @@ __all__ = [
     "Assignment",
     "Configuration",
     "CostedModel",
-    "LimitedOutcome",
-    "LimitedStatus",
+    "LimitedSearch",
     "Model",
     "Outcome",
     "SearchRequest",
@@ -26,5 +25,4 @@ __all__ = [
     "build_model",
     "least_memory",
     "search",
-    "solve_limited",
 ]

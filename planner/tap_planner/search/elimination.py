@@ -15,8 +15,8 @@ import numpy as np
 
 INFINITE = np.int64(1) << 56
 """Cost of what is forbidden: more than any sum of real costs, and a hundred of them stay inside int64."""
-MAX_TABLE_ENTRIES = 40_000_000
-"""Largest table that elimination may build (320 MB)."""
+MAX_TABLE_ENTRIES = 8_000_000
+"""Largest table that elimination may build (64 MB)."""
 
 
 class WidthError(Exception):

@@ -428,11 +428,14 @@ class CostedModel:
     Args:
         model: variables and terms.
         configuration: ZeRO level, recompute, microbatches, optimizer.
+        repeat: how often the model's graph runs in a step; None: once per microbatch. 1 with the graph of the whole
+            batch gives a lower bound: more microbatches never take less time.
     """
 
-    def __init__(self, model: Model, configuration: Configuration) -> None:
+    def __init__(self, model: Model, configuration: Configuration, repeat: int | None = None) -> None:
         self.model = model
         self.configuration = configuration
+        self.repeat = configuration.microbatches if repeat is None else repeat
         self.policy = model.policy(configuration)
         self._own: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._parameter_costs: dict[tuple[int, int, bool, tuple[int, ...]], tuple[int, int]] = {}
@@ -449,7 +452,7 @@ class CostedModel:
         model = self.model
         space = model.space.operator(index)
         again = 2 if int(model.region_of[index]) in self.policy.recomputed else 1
-        ns = (space.forward_ns * again + space.backward_ns) * self.configuration.microbatches
+        ns = (space.forward_ns * again + space.backward_ns) * self.repeat
         num_bytes = np.zeros_like(ns)
         for position, name in enumerate(model.graph.operators[index].inputs):
             read = None if name is None else model.graph.tensors[name].read

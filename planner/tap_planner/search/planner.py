@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 from tap_planner.cluster import Cluster, Mesh
 from tap_planner.errors import InfeasibleError, LimitReachedError
@@ -13,12 +14,15 @@ from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
 from tap_planner.search.assemble import assemble
 from tap_planner.search.constraints import StrategyFilter, StrategyRule
-from tap_planner.search.limited import LimitedOutcome, LimitedStatus, least_memory, solve_limited
+from tap_planner.search.limited import TIME_WEIGHT, LimitedSearch, least_memory
 from tap_planner.search.model import Configuration, CostedModel, Model
-from tap_planner.search.solver import Solver
+from tap_planner.search.solver import Outcome, Solver, Weights
 from tap_planner.search.space import ModelSpace, block_hints
+from tap_planner.search.terms import SCALE
 from tap_planner.sharding import BatchMap, map_batch
 
+WITHOUT_ACTIVATIONS = 1 << 40
+"""Divisor of activations that leaves nothing of them."""
 MAX_MICROBATCHES = 128
 """Largest microbatch count that the search tries by itself."""
 
@@ -41,6 +45,8 @@ class SearchRequest:
     microbatches: int | None
     """None: the search chooses."""
     limit_bytes: int | None
+    gap: Fraction
+    """The search ends when its plan is proven to be within this share of the optimum."""
     constraints: Callable[[Mesh], tuple[StrategyRule, ...]]
     """Constraints for a mesh (they name axes)."""
     loss_output: str | None
@@ -76,13 +82,26 @@ class SearchResult:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, order=True)
+_Setting = tuple[int, int, int]
+"""Indices of mesh, ZeRO level and recompute setting."""
+
+
+@dataclass(slots=True)
 class _Candidate:
-    bound_ns: int
-    mesh: int
-    zero: int
-    recompute: int
+    """A configuration in the queue."""
+
+    setting: _Setting
     microbatches: int
+    bound_ns: int
+    state: LimitedSearch | None = None
+    screened: bool = False
+    """Whether the graph of one microbatch (all of the batch) has given its bound."""
+    excluded: bool = False
+    """Whether that has shown that nothing fits."""
+    last: bool = False
+    """Whether larger microbatch counts are excluded as well."""
+    followed: bool = False
+    """Whether the next microbatch count has been queued."""
 
 
 def search(request: SearchRequest) -> SearchResult:
@@ -96,14 +115,21 @@ def search(request: SearchRequest) -> SearchResult:
 
 
 class _Search:
+    """Best-first search; see ``run``."""
+
     def __init__(self, request: SearchRequest) -> None:
         self._request = request
         self._models: dict[tuple[int, int], Model] = {}
         self._batch_maps: dict[int, BatchMap] = {}
         self._hints: dict[int, dict[str, tuple[tuple[int, ...], ...]]] = {}
         self._notes: list[str] = []
-        self._unlimited: dict[tuple[int, int, int], dict[int, int]] = {}
-        self._settled: dict[tuple[int, int, int], set[int]] = {}
+        self._unlimited: dict[_Setting, int] = {}
+        self._settled: dict[_Setting, set[int]] = {}
+        self._queue: list[tuple[int, _Setting, int, int, _Candidate]] = []
+        self._order = 0
+        self._num_solved = 0
+        self._multiplier = 0
+        self._best: tuple[_Candidate, Outcome] | None = None
         self._counts = self._microbatch_counts()
 
     # -- the space ---------------------------------------------------------------------------------------------
@@ -152,9 +178,10 @@ class _Search:
 
     def _configuration(self, candidate: _Candidate) -> Configuration:
         request = self._request
+        _, zero, recompute = candidate.setting
         return Configuration(
-            zero=request.zero_levels[candidate.zero],
-            recompute=request.recomputes[candidate.recompute],
+            zero=request.zero_levels[zero],
+            recompute=request.recomputes[recompute],
             microbatches=candidate.microbatches,
             optimizer=request.optimizer,
             precision=request.precision,
@@ -162,111 +189,138 @@ class _Search:
         )
 
     def _solver(self, candidate: _Candidate) -> Solver:
-        model = self._model(candidate.mesh, candidate.microbatches)
+        model = self._model(candidate.setting[0], candidate.microbatches)
         return Solver(CostedModel(model, self._configuration(candidate)))
 
     # -- best first --------------------------------------------------------------------------------------------
 
     def run(self) -> SearchResult:
+        """Advance the most promising configuration until the best plan is proven good enough."""
         request = self._request
-        queue = [
-            _Candidate(0, mesh, zero, recompute, self._counts[0])
-            for mesh in range(len(request.meshes))
-            for zero in range(len(request.zero_levels))
-            for recompute in range(len(request.recomputes))
-        ]
-        total = len(queue) * len(self._counts)
-        heapq.heapify(queue)
-        best: tuple[_Candidate, LimitedOutcome] | None = None
-        open_bounds: list[int] = []
-        unknown = solved = 0
-        refined: set[_Candidate] = set()
-        while queue:
-            candidate = heapq.heappop(queue)
-            if best is not None and candidate.bound_ns >= best[1].ns:
+        for mesh in range(len(request.meshes)):
+            for zero in range(len(request.zero_levels)):
+                for recompute in range(len(request.recomputes)):
+                    self._push(_Candidate((mesh, zero, recompute), self._counts[0], 0, screened=True))
+        total = len(self._queue) * len(self._counts)
+        ended: list[int] = []
+        while self._queue:
+            candidate = heapq.heappop(self._queue)[-1]
+            if self._good_enough(candidate.bound_ns):
+                ended.append(candidate.bound_ns)
                 break
-            if candidate not in refined:
-                found = self._solver(candidate).relaxed_time_ns()
-                raised = _Candidate(
-                    max(candidate.bound_ns, found),
-                    candidate.mesh,
-                    candidate.zero,
-                    candidate.recompute,
-                    candidate.microbatches,
-                )
-                refined.add(raised)
-                heapq.heappush(queue, raised)
-                continue
-            outcome = self._solve(candidate, None if best is None else best[1].ns)
-            solved += 1
-            if outcome.status is LimitedStatus.UNKNOWN:
-                unknown += 1
-                open_bounds.append(outcome.bound_ns)
-            if outcome.status is LimitedStatus.SOLVED:
-                open_bounds.append(outcome.bound_ns)
-                if best is None or outcome.ns < best[1].ns:
-                    best = (candidate, outcome)
-            self._push_more_microbatches(queue, candidate, outcome)
-        if best is None:
-            raise self._nothing_fits(unknown)
-        return self._result(best, min([best[1].ns, *open_bounds]), total, solved)
+            self._advance(candidate)
+            state = candidate.state
+            if state is not None and not candidate.followed:
+                self._follow(candidate, state)
+            if candidate.last:
+                if not candidate.excluded:
+                    ended.append(candidate.bound_ns)
+            elif candidate.excluded:
+                self._queue_next(candidate)
+            elif state is None or not state.finished:
+                if state is None and not candidate.followed and self._good_enough(candidate.bound_ns):
+                    candidate.followed = True
+                    self._queue_next(candidate)
+                self._push(candidate)
+            elif not state.infeasible:
+                ended.append(state.bound_ns)
+        if self._best is None:
+            raise self._nothing_fits(bool(ended))
+        candidate, outcome = self._best
+        return self._result(candidate, outcome, min([outcome.ns, *ended]), total)
 
-    def _push_more_microbatches(
-        self, queue: list[_Candidate], candidate: _Candidate, outcome: LimitedOutcome
-    ) -> None:
-        """Queue the next microbatch count that can matter.
+    def _push(self, candidate: _Candidate) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (candidate.bound_ns, candidate.setting, candidate.microbatches, self._order, candidate))
 
-        With k times as many microbatches the same strategies take at least as long, so a count's bound holds for its
-        multiples, and where the limit cost nothing its multiples cannot be faster.
+    def _good_enough(self, bound_ns: int) -> bool:
+        """Whether nothing of this bound is worth a look."""
+        return self._best is not None and bound_ns >= self._best[1].ns * (1 - self._request.gap)
+
+    def _advance(self, candidate: _Candidate) -> None:
+        if not candidate.screened:
+            candidate.screened = True
+            bound = self._virtual_bound(candidate)
+            candidate.excluded = bound is None
+            candidate.bound_ns = max(candidate.bound_ns, bound or 0)
+            return
+        if candidate.state is None:
+            self._num_solved += 1
+            candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes)
+        state = candidate.state
+        state.advance(self._multiplier, None if self._best is None else self._best[1].ns)
+        candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
+        if state.multiplier and state.best is not None:
+            self._multiplier = state.multiplier
+        if state.best is not None and (self._best is None or state.best.ns < self._best[1].ns):
+            self._best = (candidate, state.best)
+
+    def _virtual_bound(self, candidate: _Candidate) -> int | None:
+        """A lower bound from the graph of the whole batch; None where nothing fits.
+
+        With k microbatches the same strategies take at least as long as with one, and keep at least 1/k of the
+        activations; what is paid per microbatch for parameters is known. Without any activations the bound grows with
+        k: where it is too high already, larger counts need no look.
         """
-        if outcome.parameters_too_large:
-            return
-        setting = (candidate.mesh, candidate.zero, candidate.recompute)
-        known = self._unlimited.setdefault(setting, {})
-        known[candidate.microbatches] = max(candidate.bound_ns, outcome.unlimited_ns)
-        settled = self._settled.setdefault(setting, set())
-        if outcome.is_unlimited_optimum:
-            settled.add(candidate.microbatches)
-        for count in self._counts:
-            if count <= candidate.microbatches or any(count % k == 0 for k in settled):
-                continue
-            bound = max(ns for k, ns in known.items() if count % k == 0)
-            heapq.heappush(queue, _Candidate(bound - bound // 1_000_000, *setting, count))
-            return
+        ceiling = None if self._best is None else self._best[1].ns
+        bound: int | None = 0
+        for divisor in (WITHOUT_ACTIVATIONS, candidate.microbatches):
+            model = self._model(candidate.setting[0], self._counts[0])
+            solver = Solver(CostedModel(model, self._configuration(candidate), repeat=1))
+            virtual = LimitedSearch(solver, self._request.limit_bytes, divisor)
+            bound = virtual.virtual_bound_ns(self._multiplier, ceiling)
+            if bound is None or (ceiling is not None and bound >= ceiling):
+                candidate.last = divisor == WITHOUT_ACTIVATIONS
+                break
+        return None if bound is None else bound - bound // 1_000_000
 
-    def _solve(self, candidate: _Candidate, incumbent_ns: int | None) -> LimitedOutcome:
-        limit = self._request.limit_bytes
-        solver = self._solver(candidate)
-        if limit is not None and solver.least_own_bytes() > limit:
-            return LimitedOutcome(
-                status=LimitedStatus.INFEASIBLE, bound_ns=candidate.bound_ns, parameters_too_large=True
-            )
-        return solve_limited(solver, limit, incumbent_ns)
+    def _follow(self, candidate: _Candidate, state: LimitedSearch) -> None:
+        """Queue the next microbatch count that can matter, once the limit is seen to bind.
+
+        Where the limit costs nothing, multiples of the count cannot be faster.
+        """
+        if state.parameters_too_large or (state.is_unlimited_optimum and state.finished):
+            candidate.followed = True
+            if not state.parameters_too_large:
+                self._settled.setdefault(candidate.setting, set()).add(candidate.microbatches)
+                self._queue_next(candidate)
+            return
+        if state.limit_binds or state.finished:
+            candidate.followed = True
+            self._queue_next(candidate)
+
+    def _queue_next(self, candidate: _Candidate) -> None:
+        settled = self._settled.get(candidate.setting, set())
+        for count in self._counts:
+            if count > candidate.microbatches and not any(count % k == 0 for k in settled):
+                bound = self._unlimited.setdefault(candidate.setting, 0)
+                if candidate.state is not None and candidate.microbatches == self._counts[0]:
+                    bound = self._unlimited[candidate.setting] = candidate.state.unlimited_ns
+                self._push(_Candidate(candidate.setting, count, bound - bound // 1_000_000))
+                return
 
     # -- answers -----------------------------------------------------------------------------------------------
 
-    def _result(
-        self, best: tuple[_Candidate, LimitedOutcome], bound_ns: int, total: int, solved: int
-    ) -> SearchResult:
+    def _result(self, candidate: _Candidate, outcome: Outcome, bound_ns: int, total: int) -> SearchResult:
         request = self._request
-        candidate, outcome = best
-        model = self._model(candidate.mesh, candidate.microbatches)
+        mesh = candidate.setting[0]
+        model = self._model(mesh, candidate.microbatches)
         configuration = self._configuration(candidate)
         assert outcome.assignment is not None
         decisions = assemble(model, configuration, outcome.assignment, request.cluster, request.loss_output)
         return SearchResult(
             decisions=decisions,
             folded=model.space.folded,
-            mesh=request.meshes[candidate.mesh],
+            mesh=request.meshes[mesh],
             objective_ns=outcome.ns,
             bound_ns=bound_ns,
             memory_bytes=outcome.num_bytes,
-            multiplier=outcome.multiplier,
+            multiplier=candidate.state.multiplier if candidate.state is not None else 0,
             statistics=SearchStatistics(
                 meshes=len(request.meshes),
                 configurations=total,
-                solved=solved,
-                pruned=total - solved,
+                solved=self._num_solved,
+                pruned=total - self._num_solved,
                 strategies=sum(
                     len(model.space.operator(int(index)).strategies) for index in model.class_of.tolist()
                 ),
@@ -274,7 +328,7 @@ class _Search:
             notes=tuple(self._notes),
         )
 
-    def _nothing_fits(self, unknown: int) -> InfeasibleError | LimitReachedError:
+    def _nothing_fits(self, unknown: bool) -> InfeasibleError | LimitReachedError:
         """The least memory that any plan of the space needs, over the meshes."""
         request = self._request
         limit = request.limit_bytes
@@ -284,7 +338,7 @@ class _Search:
         zero = max(range(len(request.zero_levels)), key=lambda index: request.zero_levels[index])
         for mesh in range(len(request.meshes)):
             for recompute in range(len(request.recomputes)):
-                solver = self._solver(_Candidate(0, mesh, zero, recompute, self._counts[-1]))
+                solver = self._solver(_Candidate((mesh, zero, recompute), self._counts[-1], 0))
                 bound, memory = least_memory(solver)
                 bounds.append(bound)
                 found.append(memory)

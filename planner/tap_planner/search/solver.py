@@ -8,8 +8,9 @@ Every bound that is reported is a valid one: if the exact stage would need too l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ RELAXED_TABLE_ENTRIES = 2_000_000
 """Buckets with larger tables are split in the relaxed model."""
 MAX_TIGHTENINGS = 20
 """Times that shares are moved in the relaxed model."""
+MAX_STALLED = 4
+"""Moves without a better bound after which tightening ends."""
 FIRST_WINDOW = 10_000
 """The first window of costs above the bound that is searched exactly is the bound divided by this."""
 WINDOW_GROWTH = 6
@@ -41,12 +44,17 @@ MAX_SET_STATES = 5
 MAX_DENSE_ENTRIES = 4_000_000
 
 
+_Key = TypeVar("_Key", bound=Hashable)
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """What is minimised: ``time`` x ns + ``memory`` x bytes."""
 
     time: int
     memory: int
+    divisor: int = 1
+    """Activations count 1/divisor of their bytes: a lower bound for so many times as many microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,12 @@ class Outcome:
     """None where the constraints of the exact stage leave nothing."""
     ns: int
     num_bytes: int
+    activation_bytes: int = 0
+    """The activations' part of ``num_bytes``."""
+
+    def divided_bytes(self, divisor: int) -> int:
+        """Bytes with only 1/divisor of the activations."""
+        return self.num_bytes - self.activation_bytes + self.activation_bytes // divisor
 
     def weighted(self, weights: Weights) -> int:
         """SCALE x weighted cost of the assignment."""
@@ -85,23 +99,30 @@ class _PartTables:
     scopes: list[tuple[int, ...]] = field(default_factory=list)
     ns: list[np.ndarray] = field(default_factory=list)
     num_bytes: list[np.ndarray] = field(default_factory=list)
+    activations: list[bool] = field(default_factory=list)
+    """Whether the bytes are those of activations."""
     domains: dict[int, int] = field(default_factory=dict)
     keep: tuple[int, ...] = ()
     order: tuple[int, ...] | None = None
     stale: bool = False
 
-    def add(self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray) -> None:
+    def add(
+        self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray, *, activation: bool = True
+    ) -> None:
         self.scopes.append(scope)
         self.ns.append(ns)
         self.num_bytes.append(num_bytes)
+        self.activations.append(activation)
 
     def weighted(self, weights: Weights) -> list[Factor]:
         forbidden = int(INFINITE) >> 6
         factors: list[Factor] = []
-        for scope, ns, num_bytes in zip(self.scopes, self.ns, self.num_bytes, strict=True):
+        columns = zip(self.scopes, self.ns, self.num_bytes, self.activations, strict=True)
+        for scope, ns, num_bytes, activation in columns:
             table = ns * weights.time
             if weights.memory:
-                table = table + num_bytes * weights.memory
+                divisor = weights.divisor if activation else 1
+                table = table + num_bytes * weights.memory // divisor
             factors.append(Factor(scope, np.where(ns >= forbidden, INFINITE, table)))
         return factors
 
@@ -122,6 +143,7 @@ class Solver:
         self._parts: dict[tuple[str, int, bool], _PartTables] = {}
         self._set_states: dict[int, tuple[tuple[int, int], ...]] = {}
         self._splits: dict[str, dict[tuple[int, int], list[int]]] = {}
+        self._kept_splits: dict[str, dict[int, list[int]]] = {}
 
     # -- domains -----------------------------------------------------------------------------------------------
 
@@ -161,7 +183,7 @@ class Solver:
         for variable in part.variables:
             ns, num_bytes = self.costed.own(variable)
             values = self.alive(variable)
-            tables.add((variable,), ns[values] * SCALE, num_bytes[values] * SCALE)
+            tables.add((variable,), ns[values] * SCALE, num_bytes[values] * SCALE, activation=False)
         for term in part.terms:
             self._add_term(tables, term, policy, exact)
         if kind == "outer":
@@ -209,7 +231,7 @@ class Solver:
             if exact and sizes > MAX_DENSE_ENTRIES:
                 raise WidthError(f"a term of {sizes} entries")
             ns, num_bytes = term.dense([self.alive(v) for v in variables], policy)
-            tables.add(variables, ns * self.costed.configuration.microbatches, num_bytes)
+            tables.add(variables, ns * self.costed.repeat, num_bytes)
             return
         if exact:
             raise WidthError(f"a term of {sizes} entries")
@@ -222,13 +244,14 @@ class Solver:
         first = [] if term.producer is None else [self.alive(term.producer)]
         alive = [*(first or [np.zeros(1, dtype=np.int64)]), *(self.alive(slot.variable) for slot in term.slots)]
         split = self._splits.get(term.tensor, {})
-        for index, ns, num_bytes in term.shares(alive, policy, multiplicity, together, split):
+        kept = self._kept_splits.get(term.tensor, {})
+        for index, ns, num_bytes in term.shares(alive, policy, multiplicity, together, split, kept):
             scope = (term.slots[index].variable,)
             if term.producer is None:
                 ns, num_bytes = ns[0], num_bytes[0]
             else:
                 scope = (term.producer, *scope)
-            tables.add(scope, ns * self.costed.configuration.microbatches, num_bytes)
+            tables.add(scope, ns * self.costed.repeat, num_bytes)
 
     # -- tensors that occurrences share -------------------------------------------------------------------------
 
@@ -257,7 +280,7 @@ class Solver:
             represented = [i for i, m in enumerate(multiplicity) if m]
             small = _with_slots(term, represented)
             shares = small.shares(
-                [alive[0], *(alive[i + 1] for i in represented)], policy, [multiplicity[i] for i in represented], False, {}
+                [alive[0], *(alive[i + 1] for i in represented)], policy, [multiplicity[i] for i in represented], False, {}, {}
             )
             for index, ns, num_bytes in shares:
                 slot = small.slots[index]
@@ -266,7 +289,7 @@ class Solver:
                 scope = (slot.variable,) if term.producer is None else (term.producer, slot.variable)
                 if term.producer is None:
                     ns, num_bytes = ns[0], num_bytes[0]
-                tables.add(scope, ns * self.costed.configuration.microbatches, num_bytes)
+                tables.add(scope, ns * self.costed.repeat, num_bytes)
 
     def _belongs(self, variable: int, kind: str, number: int) -> bool:
         run, occurrence = int(self.model.run_of[variable]), int(self.model.occurrence_of[variable])
@@ -332,7 +355,7 @@ class Solver:
                 for row, state in enumerate(src.tolist()):
                     mask = sum(1 << p for p, (d, _) in enumerate(states) if d == state)
                     num_bytes[row] += np.where((bits & mask) > 0, 0, term.state_bytes[state])
-        scale = SCALE * self.costed.configuration.microbatches
+        scale = SCALE * self.costed.repeat
         if term.producer is None:
             tables.add((variable,), ns[0] * scale, num_bytes[0] * SCALE)
         else:
@@ -385,22 +408,22 @@ class Solver:
         A subgradient method on the shares; the shares of the best bound are kept. The outcome holds the cheapest
         assignment met and the best bound.
         """
-        best = self.minimise(weights)
-        kept = self._splits
+        best = found = self.minimise(weights)
+        kept = (self._splits, self._kept_splits)
         stalled = 0
         for _ in range(MAX_TIGHTENINGS):
-            if best.weighted(weights) <= best.bound or stalled >= 3:
+            if best.weighted(weights) <= best.bound or stalled >= MAX_STALLED or found.assignment is None:
                 break
-            self._splits = self._moved_shares(best.assignment if stalled == 0 else found.assignment)
-            self._forget_shares()
+            self._move_shares(found.assignment, with_memory=weights.memory > 0)
             found = self.minimise(weights)
-            stalled = stalled + 1
+            stalled += 1
             if found.bound > best.bound:
-                kept, stalled = self._splits, 0
+                stalled = 0 if found.bound > best.bound + best.bound // 100_000 else stalled
+                kept = (self._splits, self._kept_splits)
             cheaper = found if found.weighted(weights) < best.weighted(weights) else best
             best = replace(cheaper, bound=max(best.bound, found.bound))
-        if self._splits is not kept:
-            self._splits = kept
+        if self._splits is not kept[0]:
+            self._splits, self._kept_splits = kept
             self._forget_shares()
         return best
 
@@ -408,30 +431,34 @@ class Solver:
         for tables in self._parts.values():
             tables.stale = True
 
-    def _moved_shares(self, assignment: Assignment | None) -> dict[str, dict[tuple[int, int], list[int]]]:
-        """Shares half-way between the present ones and those in which only users of a destination bear its cost."""
-        assert assignment is not None
-        moved = {tensor: dict(split) for tensor, split in self._splits.items()}
+    def _move_shares(self, assignment: Assignment, *, with_memory: bool) -> None:
+        """Move shares half-way to where only the users of a destination (the keepers of a copy) bear its cost."""
+        splits = {tensor: dict(split) for tensor, split in self._splits.items()}
+        kept_splits = {tensor: dict(split) for tensor, split in self._kept_splits.items()}
         for term, number in self._relaxed_terms():
+            policy = self.policy if number is None else self._link_policy(number, False)
             used: dict[tuple[int, int], list[float]] = {}
+            kept: dict[int, list[float]] = {}
             for shift in self._occurrence_shifts(number):
-                groups: dict[tuple[int, int], list[int]] = {}
-                for position, slot in enumerate(term.slots):
-                    value = assignment.value(slot.variable + shift)
-                    key = (int(slot.destination[value]), int(slot.gradient[value]))
-                    groups.setdefault(key, []).append(position)
-                for key, positions in groups.items():
-                    parts = used.setdefault(key, [0.0] * len(term.slots))
-                    for position in positions:
-                        parts[position] += 1 / len(positions)
-            split = moved.setdefault(term.tensor, {})
-            for key, parts in used.items():
-                present = split.get(key, [PARTS // len(term.slots)] * len(term.slots))
-                total = sum(parts)
-                split[key] = [
-                    int(old / 2 + PARTS * new / total / 2) for old, new in zip(present, parts, strict=True)
+                values = [assignment.value(slot.variable + shift) for slot in term.slots]
+                keys = [
+                    (int(slot.destination[value]), int(slot.gradient[value]))
+                    for slot, value in zip(term.slots, values, strict=True)
                 ]
-        return moved
+                _count_users(used, list(enumerate(keys)), len(term.slots))
+                if with_memory and term.is_activation:
+                    source = 0 if term.producer is None else assignment.value(self._shifted(term.producer, shift))
+                    _count_users(kept, term.kept_states(values, source, policy), len(term.slots) + 1)
+            readers = len(term.slots)
+            _move_towards(splits.setdefault(term.tensor, {}), used, PARTS // readers)
+            if kept:
+                keepers = len(term.kept_states([0] * readers, 0, policy))
+                _move_towards(kept_splits.setdefault(term.tensor, {}), kept, PARTS // keepers)
+        self._splits, self._kept_splits = splits, kept_splits
+        self._forget_shares()
+
+    def _shifted(self, producer: int, shift: int) -> int:
+        return producer + shift if producer < self.model.num_operators and self.model.run_of[producer] >= 0 else producer
 
     def _relaxed_terms(self) -> Iterator[tuple[Term, int | None]]:
         """Terms that are shared out, with the run of their link."""
@@ -454,9 +481,9 @@ class Solver:
         minimisation = Minimisation(self, weights, False)
         return minimisation.outcome(), minimisation.marginals()
 
-    def relaxed_time_ns(self) -> int:
-        """A lower bound of the least time, in ns."""
-        return -(-Minimisation(self, Weights(1, 0), False).bound // SCALE)
+    def bound(self, weights: Weights) -> int:
+        """A lower bound of SCALE x the least weighted cost (relaxed model)."""
+        return Minimisation(self, weights, False).bound
 
     def least_own_bytes(self) -> int:
         """A lower bound of the memory: what parameters need at least, by themselves."""
@@ -470,30 +497,19 @@ class Solver:
 
     def price(self, assignment: Assignment) -> tuple[int, int]:
         """Exact (ns, bytes) of an assignment."""
-        model, microbatches = self.model, self.costed.configuration.microbatches
-        total_ns = total_bytes = 0
+        ns, own_bytes, activation_bytes = self.price_parts(assignment)
+        return ns, own_bytes + activation_bytes
 
-        def own(variable: int, value: int) -> None:
-            nonlocal total_ns, total_bytes
-            ns, num_bytes = self.costed.own(variable)
-            total_ns += int(ns[value])
-            total_bytes += int(num_bytes[value])
-
-        def add(term: Term, strategies: list[tuple[int, int]], source: int, policy: RegionPolicy) -> None:
-            nonlocal total_ns, total_bytes
-            ns, num_bytes = term.point(strategies, source, policy)
-            total_ns += ns * microbatches
-            total_bytes += num_bytes
-
+    def price_parts(self, assignment: Assignment) -> tuple[int, int, int]:
+        """Exact (ns, bytes of parameters and their states, bytes of activations) of an assignment."""
+        model = self.model
+        total = _Total(self.costed)
         for variable in model.outer.variables:
-            own(variable, assignment.value(variable))
+            total.add_own(variable, assignment.value(variable), 1)
         for term in (*model.outer.terms, *model.shared_terms):
-            add(
-                term,
-                [(assignment.value(slot.variable), slot.region) for slot in term.slots],
-                0 if term.producer is None else assignment.value(term.producer),
-                self.policy,
-            )
+            source = 0 if term.producer is None else assignment.value(term.producer)
+            choices = [(assignment.value(slot.variable), slot.region) for slot in term.slots]
+            total.add_term(term, choices, source, self.policy, 1)
         for number, run in enumerate(model.runs):
             counted: dict[tuple[tuple[int, ...], tuple[int, ...], bool], int] = {}
             period = len(run.first)
@@ -504,53 +520,53 @@ class Solver:
                 key = (previous, current, occurrence == run.num_links)
                 counted[key] = counted.get(key, 0) + 1
             for (previous, current, last), times in counted.items():
-                ns, num_bytes = self._price_link(number, previous, current, last, assignment)
-                total_ns += times * ns
-                total_bytes += times * num_bytes
-        return total_ns, total_bytes
+                self._price_link(total, number, (previous, current), last, assignment, times)
+        return total.ns, total.own_bytes, total.activation_bytes
 
     def _price_link(
-        self, number: int, previous: tuple[int, ...], current: tuple[int, ...], last: bool, assignment: Assignment
-    ) -> tuple[int, int]:
+        self,
+        total: _Total,
+        number: int,
+        occurrences: tuple[tuple[int, ...], tuple[int, ...]],
+        last: bool,
+        assignment: Assignment,
+        times: int,
+    ) -> None:
         run = self.model.runs[number]
         policy = self._link_policy(number, last)
-        ns = num_bytes = 0
 
         def value(variable: int) -> int:
             if variable in run.first:
-                return previous[variable - run.first.start]
+                return occurrences[0][variable - run.first.start]
             if variable in run.second:
-                return current[variable - run.second.start]
+                return occurrences[1][variable - run.second.start]
             return assignment.value(variable)
 
         for variable in self.model.links[number].variables:
-            times, sizes = self.costed.own(variable)
-            ns += int(times[value(variable)])
-            num_bytes += int(sizes[value(variable)])
+            total.add_own(variable, value(variable), times)
         for term in self.model.links[number].terms:
-            cost, size = term.point(
-                [(value(slot.variable), slot.region) for slot in term.slots],
-                0 if term.producer is None else value(term.producer),
-                policy,
-            )
-            ns += cost * self.costed.configuration.microbatches
-            num_bytes += size
-        return ns, num_bytes
+            source = 0 if term.producer is None else value(term.producer)
+            total.add_term(term, [(value(slot.variable), slot.region) for slot in term.slots], source, policy, times)
 
 
-def _with_slots(term: Term, positions: Sequence[int]) -> Term:
-    return Term(
-        tensor=term.tensor,
-        producer=term.producer,
-        producer_region=term.producer_region,
-        source=term.source,
-        wanted=term.wanted,
-        producer_keeps=term.producer_keeps,
-        is_activation=term.is_activation,
-        slots=tuple(term.slots[i] for i in positions),
-        cost_ns=term.cost_ns,
-        state_bytes=term.state_bytes,
-    )
+class _Total:
+    """Adds up exact prices."""
+
+    def __init__(self, costed: CostedModel) -> None:
+        self._costed = costed
+        self.ns = self.own_bytes = self.activation_bytes = 0
+
+    def add_own(self, variable: int, value: int, times: int) -> None:
+        ns, num_bytes = self._costed.own(variable)
+        self.ns += times * int(ns[value])
+        self.own_bytes += times * int(num_bytes[value])
+
+    def add_term(
+        self, term: Term, choices: list[tuple[int, int]], source: int, policy: RegionPolicy, times: int
+    ) -> None:
+        ns, num_bytes = term.point(choices, source, policy)
+        self.ns += times * ns * self._costed.repeat
+        self.activation_bytes += times * num_bytes
 
 
 class Minimisation:
@@ -622,8 +638,14 @@ class Minimisation:
         if self.bound >= int(INFINITE):
             return Outcome(bound=self.bound, assignment=None, ns=0, num_bytes=0)
         assignment = self._assignment()
-        ns, num_bytes = self._solver.price(assignment)
-        return Outcome(bound=self.bound, assignment=assignment, ns=ns, num_bytes=num_bytes)
+        ns, own_bytes, activation_bytes = self._solver.price_parts(assignment)
+        return Outcome(
+            bound=self.bound,
+            assignment=assignment,
+            ns=ns,
+            num_bytes=own_bytes + activation_bytes,
+            activation_bytes=activation_bytes,
+        )
 
     def _assignment(self) -> Assignment:
         values: dict[int, int] = {}
@@ -719,6 +741,24 @@ class Minimisation:
         shared, boundary = self.sizes(number)
         table = eliminate(domains, factors, keep, None, self._split_above).table
         return table.reshape(_product(shared), _product(boundary), _product(boundary))
+
+
+def _count_users(counted: dict[_Key, list[float]], users: list[tuple[int, _Key]], width: int) -> None:
+    """Add one unit per key, shared equally by the positions that use it."""
+    groups: dict[_Key, list[int]] = {}
+    for position, key in users:
+        groups.setdefault(key, []).append(position)
+    for key, positions in groups.items():
+        parts = counted.setdefault(key, [0.0] * width)
+        for position in positions:
+            parts[position] += 1 / len(positions)
+
+
+def _move_towards(split: dict[_Key, list[int]], used: dict[_Key, list[float]], equal: int) -> None:
+    for key, parts in used.items():
+        present = split.get(key, [equal] * len(parts))
+        total = sum(parts)
+        split[key] = [int(old / 2 + PARTS * new / total / 2) for old, new in zip(present, parts, strict=True)]
 
 
 def _product(sizes: Sequence[int]) -> int:

@@ -168,6 +168,7 @@ class Term:
         multiplicity: Sequence[int],
         recompute_shared: bool,
         split: Mapping[tuple[int, int], Sequence[int]],
+        kept_split: Mapping[int, Sequence[int]],
     ) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """A lower bound: per slot (index, SCALE x ns, SCALE x bytes) tables over (producer, slot's variable).
 
@@ -180,6 +181,7 @@ class Term:
             multiplicity: how many occurrences each slot stands for.
             recompute_shared: whether all slots lie in one region, so that its recomputation repeats the collectives.
             split: per (destination, gradient) the parts of the slots in 1/PARTS; their sum is at most PARTS.
+            kept_split: the same per kept state, with the producer's part last.
         """
         total = sum(multiplicity)
         keeping = sum(m for slot, m in zip(self.slots, multiplicity, strict=True) if self._keeps(slot, policy))
@@ -197,9 +199,9 @@ class Term:
             num_bytes = np.zeros(np.broadcast_shapes(src.shape, destination.shape), dtype=np.int64)
             if self.is_activation and self._keeps(slot, policy):
                 state = destination if slot.kept and policy.counts(slot.region) else src
-                num_bytes = num_bytes + self.state_bytes[state] * SCALE // keeping
+                num_bytes = num_bytes + self._kept_share(state, index, keeping, kept_split)
             if self.is_activation and index == 0 and self.producer_keeps and policy.counts(self.producer_region):
-                num_bytes = num_bytes + self.state_bytes[src] * SCALE // keeping
+                num_bytes = num_bytes + self._kept_share(src, len(self.slots), keeping, kept_split)
             if split:
                 keys = zip(destination[0].tolist(), gradient[0].tolist(), strict=True)
                 parts = np.array([split[key][index] if key in split else -1 for key in keys], dtype=np.int64)
@@ -208,6 +210,31 @@ class Term:
                 ns = ns * SCALE // total
             result.append((index, np.broadcast_to(ns, num_bytes.shape), num_bytes))
         return result
+
+    def _kept_share(
+        self, state: np.ndarray, position: int, keeping: int, kept_split: Mapping[int, Sequence[int]]
+    ) -> np.ndarray:
+        """SCALE x bytes that one of ``keeping`` readers bears of a kept copy."""
+        equal = self.state_bytes * SCALE // keeping
+        if kept_split:
+            equal = equal.copy()
+            for number, parts in kept_split.items():
+                equal[number] = int(self.state_bytes[number]) * SCALE * parts[position] // PARTS
+        return equal[state]
+
+    def kept_states(
+        self, strategies: Sequence[int], source: int, policy: RegionPolicy
+    ) -> list[tuple[int, int]]:
+        """(position, state) of every reader that keeps a copy; the producer's position is the number of slots."""
+        src = int(self.source[source])
+        found: list[tuple[int, int]] = []
+        for position, (slot, strategy) in enumerate(zip(self.slots, strategies, strict=True)):
+            if self._keeps(slot, policy):
+                own = slot.kept and policy.counts(slot.region)
+                found.append((position, int(slot.destination[strategy]) if own else src))
+        if self.producer_keeps and policy.counts(self.producer_region):
+            found.append((len(self.slots), src))
+        return found
 
     def _keeps(self, slot: Slot, policy: RegionPolicy) -> bool:
         boundary = slot.region in policy.recomputed and slot.region != self.producer_region

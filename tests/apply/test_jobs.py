@@ -1,0 +1,128 @@
+"""Jobs in lockstep and with local gloo processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tap_planner.apply import ApplyJob, apply_job
+from tap_planner.errors import ApplyError
+from tap_planner.graph import BindOptions, LossOptions, bind, load_model
+from tests.apply.random_plans import RandomPlan
+from tests.graph.models import DATA
+
+_PATH = DATA / "gpt2_tiny.onnx"
+_OPTIONS = BindOptions(batch=4, dims={"seq": 8}, training=True, loss=LossOptions(kind="cross-entropy"))
+
+
+@pytest.fixture(scope="module")
+def job() -> ApplyJob:
+    """Training GPT-2 on 2x2 with ZeRO 2 and two microbatches in float32."""
+    model = load_model(_PATH)
+    part = bind(model, replace(_OPTIONS, batch=2))
+    plan = RandomPlan(part, (2, 2), 1, zero=2, microbatches=2, loss_kind="cross-entropy")
+    return ApplyJob(
+        model=_PATH,
+        options=_OPTIONS,
+        decisions=replace(plan.build(), precision="fp32"),
+        graph_digest=bind(model, _OPTIONS).digest,
+        random_weights=True,
+    )
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-9), ("fp32", 1e-3), ("bf16", 0.1)])
+def test_losses_do_not_depend_on_the_mesh(job: ApplyJob, precision: str, tolerance: float) -> None:
+    """Three steps on 2x2 give the losses of one rank, in each precision."""
+    model = load_model(_PATH)
+    alone = RandomPlan(bind(model, _OPTIONS), (1,), 0, loss_kind="cross-entropy").build()
+    expected = apply_job(replace(job, decisions=replace(alone, precision="fp64"), steps=3))
+    made = apply_job(replace(job, decisions=replace(job.decisions, precision=precision), steps=3))
+    assert expected is not None and made is not None
+    assert len(made.losses) == 3
+    np.testing.assert_allclose(made.losses, expected.losses, rtol=tolerance)
+
+
+def test_outputs_are_brought_together(job: ApplyJob) -> None:
+    """Where asked for, the outputs of all microbatches come back whole, by their ONNX names."""
+    result = apply_job(replace(job, keep_outputs=True))
+    assert result is not None
+    ((name, logits),) = result.outputs
+    assert (name, logits.shape) == ("logits", (4, 8, 101))
+
+
+def test_processes_verify(job: ApplyJob) -> None:
+    """Four gloo processes verify as lockstep does, with the same number of collectives."""
+    result = apply_job(replace(job, verify=True), num_processes=4)
+    lockstep = apply_job(replace(job, verify=True))
+    assert result is not None and result.report is not None and lockstep is not None
+    assert result.report.passed, "\n".join(result.report.lines())
+    assert result.num_collectives == lockstep.num_collectives > 0
+
+
+def test_a_failing_rank_ends_the_job_with_its_error(job: ApplyJob) -> None:
+    """What one rank reports is the job's error; nothing hangs."""
+    with pytest.raises(ApplyError, match=r"rank \d failed: .* 28 of 28"):
+        apply_job(replace(job, random_weights=False), num_processes=4)
+
+
+def test_absent_weights_are_refused(job: ApplyJob) -> None:
+    """Without the weights file the error says what is missing and how random ones are made."""
+    with pytest.raises(ApplyError, match="28 of 28") as caught:
+        apply_job(replace(job, random_weights=False))
+    assert "--init random" in caught.value.hint and caught.value.exit_code == 5
+
+
+def test_another_graph_is_refused(job: ApplyJob) -> None:
+    """A model that is bound to another graph than the plan's is refused before anything runs."""
+    with pytest.raises(ApplyError, match="the plan was made for 0123"):
+        apply_job(replace(job, graph_digest="0123" * 16))
+
+
+def test_wrong_number_of_processes(job: ApplyJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of processes must be that of the mesh, whether we start them or a launcher did."""
+    with pytest.raises(ApplyError, match="2x2 has 4 ranks, got 3"):
+        apply_job(job, num_processes=3)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ApplyError, match="2x2 has 4 ranks, got 2"):
+        apply_job(job)
+
+
+def test_launcher(job: ApplyJob, tmp_path: Path) -> None:
+    """Under torchrun every process joins the launcher's group; rank 0 has the result, the others None."""
+    import pickle
+
+    (tmp_path / "job").write_bytes(pickle.dumps(replace(job, verify=True)))
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import pickle, sys\n"
+        "import torch\n"
+        "torch.set_num_threads(1)\n"
+        "from tap_planner.apply import apply_job\n"
+        "if __name__ == '__main__':\n"
+        "    result = apply_job(pickle.load(open(sys.argv[1], 'rb')), backend='gloo')\n"
+        "    print('PASSED' if result is not None and result.report.passed else result)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4", "--standalone", script, tmp_path / "job"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.split()) == ["None", "None", "None", "PASSED"]
+
+
+def test_importing_the_planner_imports_no_torch() -> None:
+    """Planning must not pay for torch: only apply imports it."""
+    code = "import sys, tap_planner, tap_planner.api; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
