@@ -36,6 +36,21 @@ class SizeType(click.ParamType):
         return size
 
 
+class PercentType(click.ParamType):
+    """``0.1%``: hundredths of a percent (basis points) are the finest."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Basis points."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9]{1,3})(?:\.([0-9]{1,2}))?%", value)
+        if match is None:
+            self.fail(f"{value!r} is no percentage, expected for example 0.1% or 0%", param, ctx)
+        return 100 * int(match[1]) + int((match[2] or "0").ljust(2, "0"))
+
+
 class NumberOrAuto(click.ParamType):
     """``auto`` or a number in a range."""
 
@@ -84,6 +99,7 @@ class Assignment(click.ParamType):
         self.fail(f"{value!r}: {text!r} is no value for {name!r}, expected for example {example}", param, ctx)
 
 
+PERCENT = PercentType()
 SIZE = SizeType()
 COLORS = ("auto", "always", "never")
 

@@ -27,7 +27,7 @@ from tap_planner.plan import (
 )
 from tap_planner_cli.console import make_console, show_warnings
 from tap_planner_cli.errors import EXIT_NEGATIVE, run
-from tap_planner_cli.parameters import SIZE, Assignment, NumberOrAuto, common_options, settings
+from tap_planner_cli.parameters import PERCENT, SIZE, Assignment, NumberOrAuto, common_options, settings
 from tap_planner_cli.summary import print_summary, write_report
 
 _POSITIVE = click.IntRange(min=1)
@@ -53,6 +53,7 @@ _NOT_PLANNING = {"model", "cluster", "output", "check", "report", "quiet", "verb
 @click.option("--train", multiple=True, metavar="PATTERN", help="Parameters to train all the same (repeatable).")
 @click.option("--mesh", metavar="dp=2,tp=2", help="Axes, outermost first; default: the search chooses.")
 @click.option("--max-axes", type=click.IntRange(1, 4), default=2, show_default=True, help="Most axes to choose.")
+@click.option("--gap", type=PERCENT, default="0.1%", show_default=True, help="End when proven this near the optimum.")
 @click.option("--zero", type=NumberOrAuto(0, 3), default="auto", show_default=True, help="ZeRO level.")
 @click.option("--microbatches", type=NumberOrAuto(1), default="auto", show_default=True)
 @click.option("--recompute", type=click.Choice(["auto", *RECOMPUTES]), default="auto", show_default=True)
@@ -102,6 +103,7 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         recompute=values["recompute"],
         mesh=values["mesh"],
         max_axes=values["max_axes"],
+        gap_basis_points=values["gap"],
         max_memory_bytes=values["max_memory"],
         constraints=tuple(parse_constraint(text) for text in values["constraint"]),
         dims=_unique("--dim", values["dim"]),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from fractions import Fraction
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,7 +104,7 @@ def _prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSear
     for warning in whole.warnings:
         _log.warning(warning)
 
-    @lru_cache(maxsize=None)
+    @cache
     def folded(microbatches: int) -> FoldedGraph:
         graph = whole
         if microbatches > 1:
@@ -127,6 +128,7 @@ def _prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSear
         recomputes=_recomputes(options),
         microbatches=None if options.microbatches == "auto" else options.microbatches,
         limit_bytes=_limit_bytes(cluster, options),
+        gap=Fraction(options.gap_basis_points, 10_000),
         constraints=_rules(options.constraints),
         loss_output=_loss_output(whole),
     )
@@ -269,9 +271,7 @@ def document_of(prepared: PreparedSearch, result: SearchResult) -> PlanDocument:
         cluster=prepared.cluster.to_json(),
         options=prepared.options,
         decisions=result.decisions,
-        reads={
-            name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None
-        },
+        reads={name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None},
         ranks=row_major_ranks(tuple(level.size for level in reversed(prepared.cluster.levels))),
         collectives=collectives,
         predicted=_predicted(price, collectives),

@@ -47,7 +47,7 @@ def test_all_options(api: FakeApi) -> None:
     arguments = (
         "-q --batch 8 --dim seq=16 --dim n=2 --shape x=4,8 --value k=-3 --value flag=true --batch-dim n "
         "--optimizer sgd --precision fp32 --loss sum --loss-output y --freeze emb* --train scale --mesh dp=2,tp=2 "
-        "--max-axes 3 --zero 2 --microbatches 4 --recompute full --max-memory 1.5GiB "
+        "--max-axes 3 --gap 0.25% --zero 2 --microbatches 4 --recompute full --max-memory 1.5GiB "
         "--constraint batch!=tp --constraint MatMul:tp=n"
     )
     assert _run(*arguments.split()) == 0
@@ -65,6 +65,7 @@ def test_all_options(api: FakeApi) -> None:
         recompute="full",
         mesh="dp=2,tp=2",
         max_axes=3,
+        gap_basis_points=25,
         max_memory_bytes=3 << 29,
         constraints=(
             Constraint(kind="batch", axis="tp", forbid=True),
@@ -190,7 +191,8 @@ def test_options_are_frozen() -> None:
     """The set of options is a contract; changing it is a decision."""
     found = {option for param in command.params for option in param.opts if option.startswith("-")}
     assert found == {
-        *("--batch", "--batch-dim", "--check", "--cluster", "--color", "--constraint", "--dim", "--freeze", "--loss"),
+        *("--batch", "--batch-dim", "--check", "--cluster", "--color", "--constraint", "--dim", "--freeze", "--gap"),
+        *("--loss",),
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
         *("--output", "--precision", "--quiet", "--recompute", "--report", "--shape", "--train", "--value"),
         *("--verbose", "--version", "--zero", "-o", "-q", "-v"),

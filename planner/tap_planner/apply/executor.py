@@ -234,6 +234,8 @@ class StepExecutor:
             operand = decision.inputs[position]
             assert operand is not None
             self._add_gradient(operand, list(column))
+        # Every consumer's backward has run by now: only graph outputs are still wanted.
+        self._values.forget([o.tensor for o in decision.outputs if o.tensor not in self._graph.outputs], ())
 
     def _loss_backward(self, index: int, record: LossRecord) -> None:
         operand = self._decisions.operators[index].inputs[0]

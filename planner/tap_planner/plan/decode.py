@@ -104,6 +104,7 @@ def options_from_json(value: Value) -> PlanOptions:
         recompute=value["recompute"].text(("auto", *RECOMPUTES)),
         mesh=mesh and mesh.text(),
         max_axes=value["max_axes"].integer(1),
+        gap_basis_points=value["gap_basis_points"].integer(0),
         max_memory_bytes=_memory_limit(value["max_memory_bytes"]),
         constraints=value["constraints"].each(_constraint),
         dims=value["dims"].counts(),

@@ -93,6 +93,7 @@ def options_to_json(options: PlanOptions) -> Json:
         "recompute": options.recompute,
         "mesh": options.mesh,
         "max_axes": options.max_axes,
+        "gap_basis_points": options.gap_basis_points,
         "max_memory_bytes": options.max_memory_bytes,
         "constraints": [_constraint(constraint) for constraint in options.constraints],
         "dims": _sorted(options.dims),

@@ -96,6 +96,8 @@ class PlanOptions:
     """``dp=2,tp=2``; None: the search chooses."""
     max_axes: int = 2
     """Most axes of a mesh that the search chooses."""
+    gap_basis_points: int = 10
+    """The search ends when its plan is proven to be within this of the optimum; 0: at the optimum."""
     max_memory_bytes: int | Literal["device", "none"] = "device"
     """Limit per device: ``device`` (its usable memory), ``none`` (no limit) or bytes."""
     constraints: tuple[Constraint, ...] = ()

@@ -54,6 +54,7 @@ class _Lowering:
         self.redistributions = decisions.redistribution_of()
         self.region_of = self._region_of()
         self.bucket_of_tensor = self._gathered_tensors()
+        self.activation_edges = self._activation_edges()
 
     def _check(self) -> None:
         ids = tuple(operator.id for operator in self.graph.operators)
@@ -186,16 +187,14 @@ class _Lowering:
         for edge in pending.get(index, ()):
             yield Redistribute(Phase.BACKWARD, edge)
 
-    def _edges_of(self, tensor: str) -> Iterator[int]:
-        if self.graph.tensors[tensor].kind is not TensorKind.ACTIVATION:
-            return
-        for edge in self._activation_edges().get(tensor, ()):
-            yield edge
+    def _edges_of(self, tensor: str) -> tuple[int, ...]:
+        """Redistributions of an activation that bring back a gradient."""
+        return self.activation_edges.get(tensor, ())
 
-    def _activation_edges(self) -> dict[str, list[int]]:
-        if not hasattr(self, "_edges"):
-            self._edges: dict[str, list[int]] = {}
-            for edge, decision in enumerate(self.decisions.redistributions):
-                if decision.gradient is not None:
-                    self._edges.setdefault(decision.tensor, []).append(edge)
-        return self._edges
+    def _activation_edges(self) -> dict[str, tuple[int, ...]]:
+        edges: dict[str, tuple[int, ...]] = {}
+        for edge, decision in enumerate(self.decisions.redistributions):
+            activation = self.graph.tensors[decision.tensor].kind is TensorKind.ACTIVATION
+            if activation and decision.gradient is not None:
+                edges[decision.tensor] = (*edges.get(decision.tensor, ()), edge)
+        return edges

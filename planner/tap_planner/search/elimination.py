@@ -1,8 +1,8 @@
 """Exact min-plus variable elimination, with backtracking and min-marginals.
 
-Bucket elimination: Dechter, "Bucket elimination: a unifying framework for reasoning", Artificial Intelligence 113, 1999.
-Where a lower bound is enough, buckets whose table would be too large are split: Dechter, Rish, "Mini-buckets: a general
-scheme for bounded inference", JACM 50(2), 2003. Tables are int64; ``INFINITE`` marks what is forbidden.
+Bucket elimination: Dechter, "Bucket elimination: a unifying framework for reasoning", Artificial Intelligence 113,
+1999. Where a lower bound is enough, buckets whose table would be too large are split: Dechter, Rish, "Mini-buckets: a
+general scheme for bounded inference", JACM 50(2), 2003. Tables are int64; ``INFINITE`` marks what is forbidden.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from tap_planner.search.elimination import INFINITE, eliminate
 from tap_planner.search.pareto import ParetoFactor, from_tables, pareto_eliminate
 from tap_planner.search.solver import Assignment, Minimisation, Solver, Weights
 from tap_planner.search.terms import SCALE
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpSolver, IntVar
 
 DETERMINISTIC_SECONDS = 20.0
 """Effort of one CP-SAT call, in its deterministic time."""
@@ -203,12 +207,12 @@ class _CountModel:
         self._model = cp_model.CpModel()
         self._choice = [self._model.new_bool_var(f"o{i}") for i in range(len(outer.cell))]
         self._model.add_exactly_one(self._choice)
-        self._costs: list[tuple[object, int, int]] = [
+        self._costs: list[tuple[IntVar, int, int]] = [
             (variable, int(ns) // SCALE, int(size) // SCALE)
             for variable, ns, size in zip(self._choice, outer.ns, outer.num_bytes, strict=True)
         ]
-        self._middle: list[list[object]] = []
-        self._last: list[list[object]] = []
+        self._middle: list[list[IntVar]] = []
+        self._last: list[list[IntVar]] = []
         for number in range(len(runs)):
             self._add_run(number)
         self._model.add(sum(size * v for v, _, size in self._costs) <= master.limit_bytes)
@@ -233,9 +237,9 @@ class _CountModel:
             )
         model.add_exactly_one(last)
         shared, first, final = (column.tolist() for column in self._master.boundary_cells(number))
-        balance: dict[tuple[int, int], list[tuple[int, object]]] = {}
-        ends: dict[tuple[int, int], list[tuple[int, object]]] = {}
-        totals: dict[int, list[tuple[int, object]]] = {}
+        balance: dict[tuple[int, int], list[tuple[int, IntVar]]] = {}
+        ends: dict[tuple[int, int], list[tuple[int, IntVar]]] = {}
+        totals: dict[int, list[tuple[int, IntVar]]] = {}
         for variable, s, a, b in zip(self._choice, shared, first, final, strict=True):
             balance.setdefault((s, a), []).append((1, variable))
             ends.setdefault((s, b), []).append((1, variable))
@@ -249,7 +253,7 @@ class _CountModel:
             ends.setdefault((s, b), []).append((-1, variable))
         for equations in (balance, ends, totals):
             for terms in equations.values():
-                model.add(sum(factor * variable for factor, variable in terms) == 0)  # type: ignore[operator]
+                model.add(sum(factor * variable for factor, variable in terms) == 0)
 
     def solve(self, reach_ns: int) -> tuple[Assignment | None, int]:
         """Solve, adding cuts while some run's walk falls into unconnected pieces."""
@@ -268,20 +272,20 @@ class _CountModel:
                 return self._assignment(solver), min(bound, reach_ns)
         return None, 0
 
-    def _walks(self, solver: object, number: int) -> tuple[int, int, list[tuple[int, int, int, int]]]:
+    def _walks(self, solver: CpSolver, number: int) -> tuple[int, int, list[tuple[int, int, int, int]]]:
         """Start state, and the (a, b, point, count) of the middle links used."""
-        chosen = next(i for i, v in enumerate(self._choice) if solver.value(v))  # type: ignore[attr-defined]
+        chosen = next(i for i, v in enumerate(self._choice) if solver.value(v))
         start = int(self._master.boundary_cells(number)[1][chosen])
         used = [
-            (a, b, point, int(solver.value(variable)))  # type: ignore[attr-defined]
+            (a, b, point, int(solver.value(variable)))
             for point, (variable, (_, a, b)) in enumerate(
                 zip(self._middle[number], self._keys(self._runs[number].middle, number), strict=True)
             )
-            if solver.value(variable)  # type: ignore[attr-defined]
+            if solver.value(variable)
         ]
         return chosen, start, used
 
-    def _cut(self, solver: object) -> bool:
+    def _cut(self, solver: CpSolver) -> bool:
         """Forbid the unconnected pieces of the present solution; whether there were any."""
         cut = False
         for number in range(len(self._runs)):
@@ -304,12 +308,12 @@ class _CountModel:
             entering = [v for v, (_, a, b) in zip(variables, keys, strict=True) if a not in lost and b in lost]
             first = self._master.boundary_cells(number)[1].tolist()
             starting = [v for v, a in zip(self._choice, first, strict=True) if a in lost]
-            self._model.add(sum(inside) <= count * (sum(entering) + sum(starting)))  # type: ignore[arg-type]
+            self._model.add(sum(inside) <= count * (sum(entering) + sum(starting)))
         return cut
 
-    def _assignment(self, solver: object) -> Assignment:
+    def _assignment(self, solver: CpSolver) -> Assignment:
         values: dict[int, int] = {}
-        chosen = next(i for i, v in enumerate(self._choice) if solver.value(v))  # type: ignore[attr-defined]
+        chosen = next(i for i, v in enumerate(self._choice) if solver.value(v))
         self._outer.trace(chosen, values)
         links: list[list[dict[int, int]]] = []
         for number, run in enumerate(self._runs):
@@ -323,8 +327,8 @@ class _CountModel:
             links.append(occurrences)
         return self._master.minimisation.compose(values, links)
 
-    def _last_point(self, solver: object, number: int) -> int:
-        return next(i for i, v in enumerate(self._last[number]) if solver.value(v))  # type: ignore[attr-defined]
+    def _last_point(self, solver: CpSolver, number: int) -> int:
+        return next(i for i, v in enumerate(self._last[number]) if solver.value(v))
 
 
 def _eulerian(start: int, used: Sequence[tuple[int, int, int, int]]) -> list[int]:

@@ -303,8 +303,7 @@ class Model:
         """Whether a tensor from outside is read by a later occurrence of some run."""
         producer = self._produced_by.get(name)
         return any(
-            self.occurrence_of[index] > 0
-            and (producer is None or self.run_of[producer] != self.run_of[index])
+            self.occurrence_of[index] > 0 and (producer is None or self.run_of[producer] != self.run_of[index])
             for index, _ in slots
         ) and (producer is not None or len({int(self.region_of[index]) for index, _ in slots}) > 1)
 
@@ -325,9 +324,7 @@ class Model:
             self._run_parts(number, crossing[number], leaving[number]) for number in range(len(self.runs_in_use))
         )
         outer_variables = [
-            index
-            for index in range(self.num_operators)
-            if self.run_of[index] < 0 or self.occurrence_of[index] == 0
+            index for index in range(self.num_operators) if self.run_of[index] < 0 or self.occurrence_of[index] == 0
         ]
         parameters = [v for name, v in self.shared_parameters.items() if self._home(v) is None]
         self.outer = Part((*outer_variables, *parameters), tuple(outer))

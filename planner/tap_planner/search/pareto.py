@@ -97,9 +97,7 @@ def _spread(factor: ParetoFactor, scope: tuple[int, ...], sizes: Mapping[int, in
     cell = np.ravel_multi_index(columns, shape) if scope else np.zeros(len(index), dtype=np.int64)
     order = np.argsort(cell, kind="stable")
     index = index[order]
-    return ParetoFactor(
-        scope, shape, cell[order], factor.ns[index], factor.num_bytes[index], ((factor, index),)
-    )
+    return ParetoFactor(scope, shape, cell[order], factor.ns[index], factor.num_bytes[index], ((factor, index),))
 
 
 def _add(wide: ParetoFactor, narrow: ParetoFactor, sizes: Mapping[int, int]) -> ParetoFactor:

@@ -14,11 +14,10 @@ from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
 from tap_planner.search.assemble import assemble
 from tap_planner.search.constraints import StrategyFilter, StrategyRule
-from tap_planner.search.limited import TIME_WEIGHT, LimitedSearch, least_memory
+from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.model import Configuration, CostedModel, Model
-from tap_planner.search.solver import Outcome, Solver, Weights
+from tap_planner.search.solver import Outcome, Solver
 from tap_planner.search.space import ModelSpace, block_hints
-from tap_planner.search.terms import SCALE
 from tap_planner.sharding import BatchMap, map_batch
 
 WITHOUT_ACTIVATIONS = 1 << 40
@@ -231,7 +230,9 @@ class _Search:
 
     def _push(self, candidate: _Candidate) -> None:
         self._order += 1
-        heapq.heappush(self._queue, (candidate.bound_ns, candidate.setting, candidate.microbatches, self._order, candidate))
+        heapq.heappush(
+            self._queue, (candidate.bound_ns, candidate.setting, candidate.microbatches, self._order, candidate)
+        )
 
     def _good_enough(self, bound_ns: int) -> bool:
         """Whether nothing of this bound is worth a look."""
@@ -321,9 +322,7 @@ class _Search:
                 configurations=total,
                 solved=self._num_solved,
                 pruned=total - self._num_solved,
-                strategies=sum(
-                    len(model.space.operator(int(index)).strategies) for index in model.class_of.tolist()
-                ),
+                strategies=sum(len(model.space.operator(int(index)).strategies) for index in model.class_of.tolist()),
             ),
             notes=tuple(self._notes),
         )

@@ -106,9 +106,7 @@ class _PartTables:
     order: tuple[int, ...] | None = None
     stale: bool = False
 
-    def add(
-        self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray, *, activation: bool = True
-    ) -> None:
+    def add(self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray, *, activation: bool = True) -> None:
         self.scopes.append(scope)
         self.ns.append(ns)
         self.num_bytes.append(num_bytes)
@@ -266,9 +264,7 @@ class Solver:
             return 1
         return self.model.runs[run].num_links if occurrence == 1 else 0
 
-    def _add_shared(
-        self, tables: _PartTables, kind: str, number: int, policy: RegionPolicy, exact: bool
-    ) -> None:
+    def _add_shared(self, tables: _PartTables, kind: str, number: int, policy: RegionPolicy, exact: bool) -> None:
         """Shares of the shared terms in the slots of a part (relaxed), or their set variables (exact)."""
         for position, term in enumerate(self.model.shared_terms):
             if exact:
@@ -278,9 +274,14 @@ class Solver:
             first = [] if term.producer is None else [self.alive(term.producer)]
             alive = [*(first or [np.zeros(1, dtype=np.int64)]), *(self.alive(slot.variable) for slot in term.slots)]
             represented = [i for i, m in enumerate(multiplicity) if m]
-            small = _with_slots(term, represented)
+            small = replace(term, slots=tuple(term.slots[i] for i in represented))
             shares = small.shares(
-                [alive[0], *(alive[i + 1] for i in represented)], policy, [multiplicity[i] for i in represented], False, {}, {}
+                [alive[0], *(alive[i + 1] for i in represented)],
+                policy,
+                [multiplicity[i] for i in represented],
+                False,
+                {},
+                {},
             )
             for index, ns, num_bytes in shares:
                 slot = small.slots[index]
@@ -458,7 +459,9 @@ class Solver:
         self._forget_shares()
 
     def _shifted(self, producer: int, shift: int) -> int:
-        return producer + shift if producer < self.model.num_operators and self.model.run_of[producer] >= 0 else producer
+        return (
+            producer + shift if producer < self.model.num_operators and self.model.run_of[producer] >= 0 else producer
+        )
 
     def _relaxed_terms(self) -> Iterator[tuple[Term, int | None]]:
         """Terms that are shared out, with the run of their link."""
@@ -729,7 +732,7 @@ class Minimisation:
 
     def outside(self, number: int) -> np.ndarray:
         """[s, a, b] least cost of everything outside a chain."""
-        solver, outer = self._solver, self._solver.tables("outer", 0, self._exact)
+        _solver, outer = self._solver, self._solver.tables("outer", 0, self._exact)
         factors = outer.weighted(self._weights)
         domains = dict(outer.domains)
         for other in range(len(self.chains)):

@@ -290,9 +290,7 @@ class ModelSpace:
 
 def stored_placements(read: ParameterRead, placements: Placements) -> Placements:
     """Placements of a read tensor in the dims of the stored parameter."""
-    return tuple(
-        Placement(p.kind, _stored_dim(read, p.dim), p.blocks) if p.is_shard else p for p in placements
-    )
+    return tuple(Placement(p.kind, _stored_dim(read, p.dim), p.blocks) if p.is_shard else p for p in placements)
 
 
 def _stored_dim(read: ParameterRead, dim: int) -> int:

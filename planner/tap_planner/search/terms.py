@@ -9,12 +9,12 @@ producer with every consumer; ``dense`` gives the exact table, ``shares`` a lowe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 SCALE = 12
-"""Costs in tables are multiples of 1/12 ns and 1/12 byte, so that a cost shared by 2, 3, 4 or 6 consumers stays whole."""
+"""Costs in tables are multiples of 1/12 ns and 1/12 byte: a cost shared by 2, 3, 4 or 6 consumers stays whole."""
 
 
 PARTS = 720
@@ -50,7 +50,7 @@ class RegionPolicy:
         return region not in self.recomputed or region in self.working
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
     """A tensor's redistributions and kept copies."""
 
@@ -70,7 +70,6 @@ class Term:
     """[num_states, num_states] of the redistribution table."""
     state_bytes: np.ndarray
     """[num_states] bytes of the largest local part."""
-    _points: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
 
     @property
     def variables(self) -> tuple[int, ...]:
@@ -222,9 +221,7 @@ class Term:
                 equal[number] = int(self.state_bytes[number]) * SCALE * parts[position] // PARTS
         return equal[state]
 
-    def kept_states(
-        self, strategies: Sequence[int], source: int, policy: RegionPolicy
-    ) -> list[tuple[int, int]]:
+    def kept_states(self, strategies: Sequence[int], source: int, policy: RegionPolicy) -> list[tuple[int, int]]:
         """(position, state) of every reader that keeps a copy; the producer's position is the number of slots."""
         src = int(self.source[source])
         found: list[tuple[int, int]] = []

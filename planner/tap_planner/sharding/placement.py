@@ -6,7 +6,7 @@ import enum
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -61,7 +61,7 @@ Placements = tuple[Placement, ...]
 """One placement per mesh axis, in mesh order."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def shard(dim: int, blocks: int = 1) -> Placement:
     """The placement ``S(dim, blocks)``."""
     return Placement(PlacementKind.SHARD, dim, blocks)
@@ -107,7 +107,7 @@ class Segment:
     axes: tuple[int, ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def dim_segments(
     size: int, placements: Placements, dim: int, mesh_shape: tuple[int, ...], extra_blocks: tuple[int, ...] = ()
 ) -> tuple[Segment, ...] | None:

@@ -56,8 +56,6 @@ def step_kind(source: Placement, target: Placement) -> str | None:
     return "all_gather" if target.is_replicate else "all_to_all"
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class SegmentedShape:
     """A tensor's dims cut into segments, as a step sees them."""
@@ -79,9 +77,7 @@ def segmented(
         if segments is None:
             return None
         dims.append(segments)
-    positions = tuple(
-        (p.dim, _boundary_position(dims[p.dim], p.blocks)) for p in wanted if p.is_shard
-    )
+    positions = tuple((p.dim, _boundary_position(dims[p.dim], p.blocks)) for p in wanted if p.is_shard)
     return SegmentedShape(tuple(dims), positions)
 
 
@@ -103,7 +99,7 @@ def make_step(
     kind = step_kind(source, target)
     if kind is None:
         return None
-    after = placements[:axis] + (target,) + placements[axis + 1 :]
+    after = (*placements[:axis], target, *placements[axis + 1 :])
     before_cut = segmented(shape, placements, mesh_shape, (source, target))
     after_cut = segmented(shape, after, mesh_shape, (source, target))
     if before_cut is None or after_cut is None:
@@ -139,7 +135,7 @@ def step_elements(
     cut = segmented(shape, placements, mesh_shape, (step.source, step.target))
     assert cut is not None
     lengths = [[segment_length(s, mesh_shape, coordinates) for s in dim] for dim in cut.dims]
-    padded = [[length for length in dim] for dim in lengths]
+    padded = [list(dim) for dim in lengths]
     if step.kind == "all_gather" or step.kind == "all_to_all":
         dim, position = cut.positions[0]
         segment = cut.dims[dim][position]
@@ -165,4 +161,4 @@ def _parent_length(
 
 def apply_step(placements: Placements, step: Step) -> Placements:
     """Placements after a step."""
-    return placements[: step.axis] + (step.target,) + placements[step.axis + 1 :]
+    return (*placements[: step.axis], step.target, *placements[step.axis + 1 :])

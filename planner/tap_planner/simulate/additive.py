@@ -161,9 +161,7 @@ class _Pricing:
         bucket = self.decisions.buckets[number]
         element_bytes = self.compute.element_bytes(bucket.dtype)
         return sum(
-            self.collectives.rate_ns(
-                kind, bucket.axes, self._local_elements(self.parameters[name]) * element_bytes
-            )
+            self.collectives.rate_ns(kind, bucket.axes, self._local_elements(self.parameters[name]) * element_bytes)
             for name in bucket.parameters
         )
 
@@ -222,9 +220,7 @@ class _Pricing:
         tensors = self.program.graph.tensors
         kinds = (TensorKind.ACTIVATION, TensorKind.INPUT)
         return sum(
-            self.compute.tensor_bytes(
-                tensors[name].type.dtype, self._elements(tensors[name].type.shape, placements)
-            )
+            self.compute.tensor_bytes(tensors[name].type.dtype, self._elements(tensors[name].type.shape, placements))
             for name, placements in held
             if tensors[name].kind in kinds
         )
