@@ -22,7 +22,7 @@ $(VENV)/.test-installed: pyproject.toml constraints.txt | $(BIN)/python
 
 demo: $(VENV)/.demo-installed
 	mkdir -p build
-	$(BIN)/tap-plan tests/data/gpt2_tiny.onnx --cluster plans/demo-cluster.yaml --batch 4 --dim seq=16 \
+	$(BIN)/tap-plan tests/data/gpt2_tiny.onnx --cluster plans/demo-cluster.yaml --batch 8 --dim seq=16 \
 	    --precision fp32 --mesh dp=2,tp=2 --constraint 'batch!=tp' -o build/demo-plan.json
 	$(BIN)/tap-apply build/demo-plan.json --model tests/data/gpt2_tiny.onnx --nproc 4 --init random --verify
 	$(BIN)/tap-show build/demo-plan.json

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from rich.console import Console
+
 from tap_planner import api
 from tap_planner.plan import PlanDiff, Verdict, check_digests, read_plan
 from tap_planner_cli.diff_text import print_diff

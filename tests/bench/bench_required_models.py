@@ -3,7 +3,7 @@
 Training with AdamW in bf16, batch = number of devices, sequence 512 where it is symbolic. Each answer is one cold
 ``tap-plan``: a plan with its certificate, or exit 3 with the least memory.
 
-    python -m tests.bench.bench_required_models --json build/required.json [--models hm_llama3_8b ...] [--clusters 1x8 ...]
+    python -m tests.bench.bench_required_models --json build/required.json [--models NAME ...] [--clusters 1x8 ...]
 """
 
 from __future__ import annotations

@@ -388,6 +388,10 @@ class Solver:
         while best.weighted(weights) > proven:
             window = min(window, best.weighted(weights) - best.bound)
             alive = {key: self._alive[key][costs <= best.bound + window] for key, costs in marginals.items()}
+            if any(len(values) == 0 for values in alive.values()):
+                proven = best.bound + window
+                window *= WINDOW_GROWTH
+                continue
             try:
                 inside = self.restrict(alive)
                 inside.prepare_sets()
