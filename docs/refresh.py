@@ -1,8 +1,9 @@
 """Run the commands shown in README.md and docs/ and write their real output: ``python docs/refresh.py``.
 
 A block of the kind ``console`` under a comment ``<!-- run -->`` is run line by line (``$ command``) in a copy of the
-checkout's inputs; ``<!-- run in place -->`` runs it in the checkout itself (``make demo``). What follows a command is
-replaced by its output; lines beyond ``<!-- run: N lines -->`` are cut.
+checkout's inputs. What follows a command is replaced by its output; ``<!-- run: N lines -->`` keeps the first N lines,
+``<!-- run: last N lines -->`` the last. ``<!-- run in place -->`` needs the checkout itself (``make demo``): such
+blocks are run with ``--in-place`` only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(
-    r"<!-- run(?P<place> in place)?(?:: (?P<lines>\d+) lines)? -->\n```console\n(?P<body>.*?)```", re.DOTALL
+    r"<!-- run(?P<place> in place)?(?:: (?P<last>last )?(?P<lines>\d+) lines)? -->\n```console\n(?P<body>.*?)```",
+    re.DOTALL,
 )
 
 
@@ -58,13 +60,15 @@ def _output(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def _refreshed(match: re.Match[str], folder: Path) -> str:
+def _refreshed(match: re.Match[str], folder: Path, in_place: bool) -> str:
+    if match["place"] and not in_place:
+        return match[0]
     most = int(match["lines"]) if match["lines"] else None
     body = ""
     for command in commands(match["body"]):
         lines = [line.rstrip() for line in _output(command, ROOT if match["place"] else folder).splitlines()]
         if most is not None and len(lines) > most:
-            lines = [*lines[:most], "..."]
+            lines = ["...", *lines[-most:]] if match["last"] else [*lines[:most], "..."]
         body += "\n".join([f"$ {command}", *lines]).rstrip() + "\n"
     head = match[0].partition("```console")[0]
     return f"{head}```console\n{body}```"
@@ -72,13 +76,17 @@ def _refreshed(match: re.Match[str], folder: Path) -> str:
 
 def main(names: list[str]) -> None:
     """Refresh the documents given, by default README.md and those under docs/."""
-    paths = [Path(name) for name in names] or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    in_place = "--in-place" in names
+    paths = [Path(name) for name in names if name != "--in-place"] or [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
         for path in paths:
             text = path.read_text(encoding="utf-8")
-            changed = BLOCK.sub(lambda match: _refreshed(match, folder), text)
+            changed = BLOCK.sub(lambda match: _refreshed(match, folder, in_place), text)
             if changed != text:
                 path.write_text(changed, encoding="utf-8")
 

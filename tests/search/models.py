@@ -120,8 +120,12 @@ def _attention(graph: Nodes, kind: str, name: str, x: str, d: int, heads: int, k
     size = d // heads
     y = _norm(graph, kind, f"{name}.n1", x, d)
     q = _heads(graph, f"{name}.q", _linear(graph, kind, f"{name}.q", y, d, d), heads, size, (0, 2, 1, 3))
-    k = _heads(graph, f"{name}.k", _linear(graph, kind, f"{name}.k", y, d, kv_heads * size), kv_heads, size, (0, 2, 3, 1))
-    v = _heads(graph, f"{name}.v", _linear(graph, kind, f"{name}.v", y, d, kv_heads * size), kv_heads, size, (0, 2, 1, 3))
+    k = _heads(
+        graph, f"{name}.k", _linear(graph, kind, f"{name}.k", y, d, kv_heads * size), kv_heads, size, (0, 2, 3, 1)
+    )
+    v = _heads(
+        graph, f"{name}.v", _linear(graph, kind, f"{name}.v", y, d, kv_heads * size), kv_heads, size, (0, 2, 1, 3)
+    )
     k, v = (_repeat(graph, f"{name}.{n}", t, heads, kv_heads) for n, t in (("k", k), ("v", v)))
     scores = graph.add("Mul", [graph.add("MatMul", [q, k], f"{name}.qk"), graph.scalar(0.25)], f"{name}.scaled")
     weights = graph.add("Softmax", [graph.add("Add", [scores, "mask"], f"{name}.masked")], f"{name}.p", axis=-1)

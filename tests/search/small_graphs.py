@@ -12,7 +12,19 @@ from tests.search.models import Nodes, bound, model_file
 
 BATCH = 4
 Shape = tuple[int, ...]
-KINDS = ("MatMul", "Add", "Mul", "MatMul", "Relu", "Add", "LayerNormalization", "Softmax", "Mul", "Reshape", "Transpose")
+KINDS = (
+    "MatMul",
+    "Add",
+    "Mul",
+    "MatMul",
+    "Relu",
+    "Add",
+    "LayerNormalization",
+    "Softmax",
+    "Mul",
+    "Reshape",
+    "Transpose",
+)
 UNARY = ("Relu", "Softmax", "LayerNormalization")
 
 
@@ -122,7 +134,10 @@ def repeated_graphs(draw: st.DrawFn, max_repeats: int = 2) -> Graph:
     if draw(st.booleans()):
         operands["mask"] = current
     plan = [
-        (draw(st.sampled_from(["Relu", "Sigmoid", "Add", "Mul"])), draw(st.sampled_from(["own", "tied", "mask", "skip"])))
+        (
+            draw(st.sampled_from(["Relu", "Sigmoid", "Add", "Mul"])),
+            draw(st.sampled_from(["own", "tied", "mask", "skip"])),
+        )
         for _ in range(3)
     ]
     plan[0] = ("Mul", draw(st.sampled_from(["own", "tied"])))

@@ -89,7 +89,9 @@ def test_min_marginals_are_exact(problem: Problem) -> None:
     """Every variable's marginal is the least total cost with it fixed, for every value."""
     marginals = solved(problem).marginals()
     for variable, size in problem.domains.items():
-        assert [int(cost) for cost in marginals[variable]] == [problem.least({variable: value}) for value in range(size)]
+        assert [int(cost) for cost in marginals[variable]] == [
+            problem.least({variable: value}) for value in range(size)
+        ]
 
 
 @given(problems(), st.integers(0, 1 << 30))
@@ -134,7 +136,7 @@ def test_ties_go_to_the_smallest_value() -> None:
 def test_too_large_a_table_is_refused() -> None:
     """A table above the limit raises instead of taking the memory."""
     with pytest.raises(WidthError, match="entries"):
-        join([], tuple(range(9)), {v: 10 for v in range(9)})
+        join([], tuple(range(9)), dict.fromkeys(range(9), 10))
 
 
 # -- chains ------------------------------------------------------------------------------------------------------
@@ -169,9 +171,7 @@ class Links:
 
 
 def _matrix(chance: random.Random, batch: int, size: int) -> np.ndarray:
-    values = [
-        int(INFINITE) if chance.random() < 0.1 else chance.randint(0, 50) for _ in range(batch * size * size)
-    ]
+    values = [int(INFINITE) if chance.random() < 0.1 else chance.randint(0, 50) for _ in range(batch * size * size)]
     return np.array(values, dtype=np.int64).reshape(batch, size, size)
 
 

@@ -92,9 +92,7 @@ def test_optimum_of_repeated_blocks(graph: Graph, drawn: Drawn, share: float) ->
 @pytest.mark.full
 @given(small_graphs(5), st.permutations(SHAPES), settings_drawn, st.floats(0, 1))
 @settings(max_examples=250, suppress_health_check=CHECKS, phases=PHASES)
-def test_optimum_of_many_small_graphs(
-    graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, share: float
-) -> None:
+def test_optimum_of_many_small_graphs(graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, share: float) -> None:
     """Hundreds of random graphs of up to six operators with the loss: objective and bound are those of brute force."""
     check(graph, shapes, drawn, share, 4000)
 

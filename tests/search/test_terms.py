@@ -82,9 +82,7 @@ def cases(draw: st.DrawFn, *, one_region: bool = False, distinct: bool = False) 
             cost_ns=cost,
             state_bytes=np.array([chance.randint(1, 99) for _ in range(states)]),
         ),
-        policy=RegionPolicy(
-            recomputed=recomputed, working=frozenset(r for r in recomputed if chance.random() < 0.3)
-        ),
+        policy=RegionPolicy(recomputed=recomputed, working=frozenset(r for r in recomputed if chance.random() < 0.3)),
         sizes=sizes,
     )
 

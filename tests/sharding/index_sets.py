@@ -37,7 +37,10 @@ def owned(shape: tuple[int, ...], placements: Placements, mesh: tuple[int, ...],
             for axis, placement in enumerate(placements):
                 if placement == shard(dim, blocks):
                     chunk = -(-(high - low) // mesh[axis])
-                    low, high = min(high, low + coordinates[axis] * chunk), min(high, low + (coordinates[axis] + 1) * chunk)
+                    low, high = (
+                        min(high, low + coordinates[axis] * chunk),
+                        min(high, low + (coordinates[axis] + 1) * chunk),
+                    )
             held = {index for index in held if low <= index % (size // blocks) < high}
         result.append(frozenset(held))
     return tuple(result)
@@ -59,7 +62,10 @@ def common(left: Sets, right: Sets) -> Sets:
 def placement_options(shape: tuple[int, ...]) -> list[Placement]:
     """R, P and every shard in up to four equal blocks."""
     shards = [
-        shard(dim, blocks) for dim, size in enumerate(shape) for blocks in (1, 2, 3, 4) if size % blocks == 0 and size > 1
+        shard(dim, blocks)
+        for dim, size in enumerate(shape)
+        for blocks in (1, 2, 3, 4)
+        if size % blocks == 0 and size > 1
     ]
     return [REPLICATE, PARTIAL, *shards, *shards]
 

@@ -18,7 +18,16 @@ from tap_planner.sharding import (
     step_elements,
     step_kind,
 )
-from tests.sharding.index_sets import Case, Sets, common, coordinates_of, elements, owned, placement_options, random_cases
+from tests.sharding.index_sets import (
+    Case,
+    Sets,
+    common,
+    coordinates_of,
+    elements,
+    owned,
+    placement_options,
+    random_cases,
+)
 
 
 @st.composite

@@ -238,7 +238,5 @@ def test_gpt2_has_no_obstacle_to_microbatches() -> None:
 
 def test_what_depends_on_the_whole_batch_is_an_obstacle(tmp_path: Path) -> None:
     """A softmax over the batch forbids microbatches and is named."""
-    graph = graph_of(
-        tmp_path, "g (float[batch, 8] x) => (float[batch, 8] y) { r = Relu(x) y = Softmax<axis = 0>(r) }"
-    )
+    graph = graph_of(tmp_path, "g (float[batch, 8] x) => (float[batch, 8] y) { r = Relu(x) y = Softmax<axis = 0>(r) }")
     assert map_batch(graph).obstacles == ("y",)

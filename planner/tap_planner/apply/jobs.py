@@ -125,7 +125,7 @@ def run_job(job: ApplyJob, communicator: Communicator) -> ApplyResult:
 
 @contextmanager
 def _fitting_threads(graph: Graph) -> Iterator[None]:
-    """One thread where every tensor is small: there threads cost more than they bring (3 to 6 times on 2 busy cores)."""
+    """One thread where every tensor is small: there threads cost more than they bring (3 to 6 times, 2 busy cores)."""
     before = torch.get_num_threads()
     if max(tensor.type.num_elements for tensor in graph.tensors.values()) < _SMALL_ELEMENTS:
         torch.set_num_threads(1)

@@ -1,0 +1,276 @@
+"""Order of the instructions: what a rank reads is there when it reads it, in forward, recomputation and backward."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+from tap_planner.errors import ApplyError
+from tap_planner.graph import BindOptions, Graph, LossOptions, TensorKind, bind
+from tap_planner.operators import kept_for_backward, lookup
+from tap_planner.plan import OperandDecision
+from tap_planner.program import (
+    Compute,
+    GatherParameters,
+    GatherUpdated,
+    Phase,
+    Program,
+    Redistribute,
+    ReduceGradients,
+    Release,
+    UpdateParameters,
+    lower,
+)
+from tap_planner.search import Model
+from tests.graph.models import data_model, symbols
+from tests.search.building import configuration_of, make_model, program_of, random_assignments
+
+MODELS = ("gpt2_tiny", "hm_llama_tiny", "t5_tiny", "gshard_moe_tiny")
+SETTINGS = [(0, "none"), (1, "full"), (2, "none"), (3, "none"), (3, "full")]
+
+
+@functools.cache
+def graph_of(name: str) -> Graph:
+    """A model bound for training."""
+    model = data_model(name)
+    dims = {dim: 16 for dim in ("seq", "dec_seq", "enc_seq") if dim in symbols(model)}
+    return bind(model, BindOptions(batch=8, dims=dims, training=True, loss=LossOptions(kind="mean")))
+
+
+@functools.cache
+def model_of(name: str) -> Model:
+    """The model on 2 x 2."""
+    return make_model(graph_of(name), (2, 2))
+
+
+@functools.cache
+def programs(name: str, zero: int, recompute: str) -> tuple[Program, ...]:
+    """Random plans, lowered."""
+    model, configuration = model_of(name), configuration_of(zero=zero, recompute=recompute)
+    assignments = random_assignments(model, 7, 3, per_class=False)
+    return tuple(program_of(model, configuration, assignment) for assignment in assignments)
+
+
+everywhere = pytest.mark.parametrize(
+    "program",
+    [pytest.param((name, *setting), id=f"{name}-{setting}") for name in MODELS for setting in SETTINGS],
+)
+Key = tuple[str, int, str]
+
+
+class Rank:
+    """Which copies of which tensors a rank has, as it runs the instructions."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.decisions = program.decisions
+        self.tensors = program.graph.tensors
+        self.maker = {
+            output.tensor: (index, output.placement)
+            for index, operator in enumerate(self.decisions.operators)
+            for output in operator.outputs
+        }
+        self.region_of = {name: n for n, region in enumerate(self.decisions.regions) for name in region.operators}
+        self.made: set[str] = set()
+        self.copies: set[int] = set()
+        self.gathered: set[int] = set()
+
+    def released(self, number: int) -> None:
+        """Forget what a region made, and the copies that only its operators read."""
+        region = self.decisions.regions[number]
+        inside = set(region.operators)
+        for operator in self.decisions.operators:
+            if operator.id in inside:
+                self.made -= {output.tensor for output in operator.outputs}
+        self.copies -= {
+            edge for edge, decision in enumerate(self.decisions.redistributions) if set(decision.consumers) <= inside
+        }
+
+    def needs_gather(self, tensor: str) -> int | None:
+        """Bucket of a parameter that must be gathered before it is read."""
+        read = self.tensors[tensor].read
+        for parameter in self.decisions.parameters:
+            if read is not None and parameter.name == read.parameter and parameter.zero_level == 3:
+                return parameter.bucket
+        return None
+
+    def has(self, operand: OperandDecision) -> bool:
+        """Whether an operand is there in the placement that is wanted."""
+        tensor = self.tensors[operand.tensor]
+        edges = [
+            edge
+            for edge, decision in enumerate(self.decisions.redistributions)
+            if (decision.tensor, decision.to, decision.gradient)
+            == (operand.tensor, operand.placement, operand.gradient)
+        ]
+        if edges:
+            return edges[0] in self.copies
+        if tensor.kind in (TensorKind.INPUT, TensorKind.CONSTANT):
+            return True
+        if tensor.kind is TensorKind.PARAMETER:
+            bucket = self.needs_gather(operand.tensor)
+            return bucket is None or bucket in self.gathered
+        return operand.tensor in self.made and self.maker[operand.tensor][1] == operand.placement
+
+    def source_is_there(self, edge: int) -> bool:
+        """Whether what a redistribution reads is there."""
+        decision = self.decisions.redistributions[edge]
+        if self.tensors[decision.tensor].kind is TensorKind.PARAMETER:
+            bucket = self.needs_gather(decision.tensor)
+            return bucket is None or bucket in self.gathered
+        _, placement = self.maker[decision.tensor]
+        return placement == decision.source and decision.tensor in self.made
+
+    def compute(self, index: int) -> None:
+        """Run an operator forward."""
+        decision = self.decisions.operators[index]
+        for operand in decision.inputs:
+            assert operand is None or self.has(operand), (decision.id, operand)
+        self.made |= {output.tensor for output in decision.outputs}
+
+
+def boundary_of(program: Program) -> set[str]:
+    """Tensors that operators of another region read: a recomputed region keeps them (they are its readers' inputs)."""
+    region_of = {name: n for n, region in enumerate(program.decisions.regions) for name in region.operators}
+    maker = {output.tensor: op.id for op in program.decisions.operators for output in op.outputs}
+    return {
+        operand.tensor
+        for operator in program.decisions.operators
+        for operand in operator.inputs
+        if operand is not None
+        and operand.tensor in maker
+        and region_of[maker[operand.tensor]] != region_of[operator.id]
+    }
+
+
+@everywhere
+def test_operands_are_there(program: Key) -> None:
+    """Forward, recomputation and backward find every operand made, redistributed and gathered, none released."""
+    for lowered in programs(*program):
+        rank = Rank(lowered)
+        boundary = boundary_of(lowered)
+        for instruction in lowered.microbatch:
+            match instruction:
+                case Compute(phase=Phase.BACKWARD, operator=index):
+                    operator, decision = lowered.graph.operators[index], lowered.decisions.operators[index]
+                    needed = tuple(o is not None and o.gradient is not None for o in decision.inputs)
+                    inputs, outputs = kept_for_backward(lookup(operator.type), needed)
+                    kept = [decision.inputs[position] for position in inputs]
+                    assert all(operand is None or rank.has(operand) for operand in kept), decision.id
+                    assert all(decision.outputs[position].tensor in rank.made for position in outputs), decision.id
+                case Compute(operator=index):
+                    rank.compute(index)
+                case Redistribute(phase=phase, redistribution=edge) if phase is not Phase.BACKWARD:
+                    assert rank.source_is_there(edge)
+                    rank.copies.add(edge)
+                case GatherParameters(phase=phase, bucket=bucket):
+                    rank.gathered.add(bucket)
+                case Release(region=number):
+                    kept_tensors = rank.made & boundary
+                    rank.released(number)
+                    rank.made |= kept_tensors
+                case _:
+                    pass
+
+
+@everywhere
+def test_gathers_come_again_in_backward(program: Key) -> None:
+    """ZeRO 3 gathers each bucket before its first use in forward, and once more before its first use in backward."""
+    for lowered in programs(*program):
+        buckets = {p.bucket for p in lowered.decisions.parameters if p.zero_level == 3}
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            found = [i.bucket for i in lowered.microbatch if isinstance(i, GatherParameters) and i.phase is phase]
+            assert len(found) == len(set(found))
+            assert set(found) == buckets
+
+
+@everywhere
+def test_gradients_are_complete_before_a_producers_backward(program: Key) -> None:
+    """An operator's backward runs after that of all consumers whose gradients it needs, and after their edges."""
+    for lowered in programs(*program):
+        decisions = lowered.decisions
+        position = {
+            i.operator: at
+            for at, i in enumerate(lowered.microbatch)
+            if isinstance(i, Compute) and i.phase is Phase.BACKWARD
+        }
+        edges = {
+            i.redistribution: at
+            for at, i in enumerate(lowered.microbatch)
+            if isinstance(i, Redistribute) and i.phase is Phase.BACKWARD
+        }
+        index_of = {operator.id: index for index, operator in enumerate(decisions.operators)}
+        maker = {output.tensor: index for index, op in enumerate(decisions.operators) for output in op.outputs}
+        for index, operator in enumerate(decisions.operators):
+            for operand in operator.inputs:
+                if operand is not None and operand.gradient is not None and operand.tensor in maker:
+                    assert position[index] < position[maker[operand.tensor]]
+        for edge, decision in enumerate(decisions.redistributions):
+            if decision.gradient is None:
+                assert edge not in edges
+                continue
+            assert all(position[index_of[consumer]] < edges[edge] for consumer in decision.consumers)
+            if decision.tensor in maker:
+                assert edges[edge] < position[maker[decision.tensor]]
+
+
+@everywhere
+def test_every_instruction_runs_once(program: Key) -> None:
+    """Each operator and each redistribution runs once forward; each recomputed operator once more."""
+    for lowered in programs(*program):
+        decisions = lowered.decisions
+        computes = [i for i in lowered.microbatch if isinstance(i, Compute)]
+        forward = [i.operator for i in computes if i.phase is Phase.FORWARD]
+        assert forward == list(range(len(decisions.operators)))
+        index_of = {operator.id: index for index, operator in enumerate(decisions.operators)}
+        recomputed = {
+            index_of[name] for region in decisions.regions if region.recompute == "full" for name in region.operators
+        }
+        again = [i.operator for i in computes if i.phase is Phase.RECOMPUTE]
+        assert len(again) == len(set(again))
+        assert set(again) == recomputed
+        backward = [i.operator for i in computes if i.phase is Phase.BACKWARD]
+        assert len(backward) == len(set(backward))
+        moved = [
+            i.redistribution for i in lowered.microbatch if isinstance(i, Redistribute) and i.phase is Phase.FORWARD
+        ]
+        assert sorted(moved) == list(range(len(decisions.redistributions)))
+
+
+@everywhere
+def test_each_region_is_released_before_it_is_recomputed(program: Key) -> None:
+    """A recomputed region is released once, after its forward and before its recomputation; no other is."""
+    for lowered in programs(*program):
+        released = [i.region for i in lowered.microbatch if isinstance(i, Release)]
+        expected = [n for n, region in enumerate(lowered.decisions.regions) if region.recompute == "full"]
+        assert released == expected
+
+
+@everywhere
+def test_gradients_are_reduced_before_the_update(program: Key) -> None:
+    """Every bucket is reduced once: per microbatch at ZeRO 2 and 3, else per step; then update, then gathers."""
+    zero = program[1]
+    for lowered in programs(*program):
+        buckets = [bucket.id for bucket in lowered.decisions.buckets]
+        each = [i.bucket for i in lowered.microbatch if isinstance(i, ReduceGradients)]
+        once = [i.bucket for i in lowered.step if isinstance(i, ReduceGradients)]
+        assert (each, once) == ((buckets, []) if zero >= 2 else ([], buckets))
+        rest = [i for i in lowered.step if not isinstance(i, ReduceGradients)]
+        assert rest == [UpdateParameters(), *(GatherUpdated(b) for b in buckets if zero in (1, 2))]
+
+
+def test_decisions_about_another_model_are_refused() -> None:
+    """A plan for another model is refused with the place of the first difference and a remedy."""
+    decisions = programs("gpt2_tiny", 0, "none")[0].decisions
+    with pytest.raises(ApplyError, match="another model") as caught:
+        lower(graph_of("hm_llama_tiny"), decisions)
+    assert caught.value.hint
+
+
+def test_regions_that_leave_out_operators_are_refused() -> None:
+    """Regions must list the operators in order."""
+    program = programs("gpt2_tiny", 0, "none")[0]
+    with pytest.raises(ApplyError, match="order"):
+        lower(program.graph, replace(program.decisions, regions=program.decisions.regions[1:]))
