@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from operator_reference import index_type, signature, tensor
+from tests.operators.operator_reference import index_type, signature, tensor
 
 from tap_planner.operators import OperatorSignature
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import onnx
 import pytest
-from operator_cases import CASES, LOSSES, name_of
-from operator_reference import random_values, run, signature, tensor, to_model
+from tests.operators.operator_cases import CASES, LOSSES, name_of
+from tests.operators.operator_reference import random_values, run, signature, tensor, to_model
 
 from tap_planner.errors import UnsupportedGraphError
 from tap_planner.operators import OperatorSignature, lookup

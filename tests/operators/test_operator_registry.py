@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from operator_cases import CASES
-from operator_reference import index_type, signature, tensor
+from tests.operators.operator_cases import CASES
+from tests.operators.operator_reference import index_type, signature, tensor
 
 import tap_planner.operators
 from tap_planner.errors import UnsupportedGraphError

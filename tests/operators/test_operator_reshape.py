@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_reference import localise, parts_of, shard, signature, tensor
+from tests.operators.operator_reference import localise, parts_of, shard, signature, tensor
 
 from tap_planner.operators import FactorKind, rule_of
 

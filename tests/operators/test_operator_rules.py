@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from operator_cases import CASES, name_of
-from operator_reference import Array, Range, localise, parts_of, random_values, run, shard
+from tests.operators.operator_cases import CASES, name_of
+from tests.operators.operator_reference import Array, Range, localise, parts_of, random_values, run, shard
 
 from tap_planner.operators import FactorKind, OperatorSignature, rule_of
 

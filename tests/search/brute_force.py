@@ -56,7 +56,8 @@ def enumerate_all(model: Model, configuration: Configuration) -> BruteForce:
     """Price every strategy of every operator with every storage of every shared parameter."""
     cluster = cluster_of(model.space.mesh_shape)
     collectives = CollectiveModel(cluster, model.space.mesh)
-    with mock.patch("tap_planner.simulate.additive.CollectiveModel", lambda *_: collectives):  # made once: it is slow
+    # made once: it is slow
+    with mock.patch("tap_planner.simulate.additive.CollectiveModel", return_value=collectives):
         return BruteForce(prices=tuple(_prices(model, configuration, cluster)))
 
 

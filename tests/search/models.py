@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -58,7 +59,7 @@ class Nodes:
             self.initializers.append(helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
         return name
 
-    def add(self, op: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
+    def add(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """A node with one output."""
         self.nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
         return output

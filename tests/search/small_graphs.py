@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -42,7 +43,7 @@ class _Builder:
         self.inputs[name] = self.shapes[name] = shape
         return name
 
-    def emit(self, op: str, inputs: Sequence[str], shape: Shape, **attributes: object) -> str:
+    def emit(self, op: str, inputs: Sequence[str], shape: Shape, **attributes: Any) -> str:
         self.count += 1
         name = self.graph.add(op, inputs, f"t{self.count}", **attributes)
         self.shapes[name] = shape

@@ -216,7 +216,7 @@ def test_outside_of_links_is_the_rest_of_the_cheapest_whole(links: Links, seed: 
     expected = np.full_like(found, INFINITE)
     for s, a, b in np.ndindex(links.link.shape):
         for walk in links.walks(a, b):
-            for position, (start, end) in enumerate(zip(walk, walk[1:], strict=False)):
+            for position, (start, end) in enumerate(itertools.pairwise(walk)):
                 others = [
                     int(m[s, x, y])
                     for number, (m, x, y) in enumerate(zip(links.matrices(), walk, walk[1:], strict=False))

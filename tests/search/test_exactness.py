@@ -83,7 +83,7 @@ def test_optimum_of_small_graphs(graph: Graph, shapes: list[tuple[int, ...]], dr
 
 
 @given(repeated_graphs(2), settings_drawn, st.floats(0, 1))
-@settings(max_examples=10, suppress_health_check=CHECKS, phases=PHASES)
+@settings(max_examples=8, suppress_health_check=CHECKS, phases=PHASES)
 def test_optimum_of_repeated_blocks(graph: Graph, drawn: Drawn, share: float) -> None:
     """The same where a block repeats and is folded, with and without recomputation."""
     check(graph, [(2,)], drawn, share, 1000)

@@ -49,7 +49,7 @@ class Program:
             c=np.array(self.costs),
             integrality=np.array(self.binary, dtype=int),
             bounds=Bounds(0, 1),
-            constraints=LinearConstraint(matrix, np.array(self.low), np.array(self.high)),
+            constraints=LinearConstraint(matrix, np.array(self.low), np.array(self.high)),  # pyright: ignore[reportArgumentType]
             options={"mip_rel_gap": 0.0, "time_limit": 300.0},
         )
         assert result.status == 0, result.message

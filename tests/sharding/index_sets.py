@@ -61,12 +61,8 @@ def common(left: Sets, right: Sets) -> Sets:
 
 def placement_options(shape: tuple[int, ...]) -> list[Placement]:
     """R, P and every shard in up to four equal blocks."""
-    shards = [
-        shard(dim, blocks)
-        for dim, size in enumerate(shape)
-        for blocks in (1, 2, 3, 4)
-        if size % blocks == 0 and size > 1
-    ]
+    whole = [(dim, size) for dim, size in enumerate(shape) if size > 1]
+    shards = [shard(dim, blocks) for dim, size in whole for blocks in (1, 2, 3, 4) if size % blocks == 0]
     return [REPLICATE, PARTIAL, *shards, *shards]
 
 

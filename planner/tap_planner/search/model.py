@@ -39,6 +39,10 @@ class Configuration:
     training: bool
 
 
+ParameterProfile = tuple[int, int, bool, tuple[int, ...]]
+"""What a stored parameter's cost depends on: local elements, bytes of an element, trainable, data axes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
     """Where a run's variables are."""
@@ -180,6 +184,34 @@ class Model:
         """Index of the operator that makes a tensor."""
         return self._produced_by.get(tensor)
 
+    def profile(self, parameter: str, state: ParameterState) -> ParameterProfile:
+        """What the cost of a stored parameter depends on."""
+        record = self.graph.parameters[self._parameter_number[parameter]]
+        data_axes = tuple(
+            axis
+            for axis, (placement, gradient) in enumerate(zip(state.placement, state.gradient, strict=True))
+            if placement.is_replicate and gradient.is_partial
+        )
+        elements = self.space.local_elements(record.type.shape, state.placement)
+        return elements, self.space.compute.element_bytes(record.type.dtype), record.trainable, data_axes
+
+    def stored_profiles(self, index: int) -> tuple[tuple[tuple[ParameterProfile, ...], np.ndarray], ...]:
+        """For each parameter that only this operator reads: its profiles, and which of them each strategy has."""
+        if index not in self._stored_profiles:
+            found: list[tuple[tuple[ParameterProfile, ...], np.ndarray]] = []
+            for position, name in enumerate(self.graph.operators[index].inputs):
+                read = None if name is None else self.graph.tensors[name].read
+                if read is None or read.parameter in self.shared_parameters:
+                    continue
+                numbers: dict[ParameterProfile, int] = {}
+                inverse = [
+                    numbers.setdefault(self.profile(read.parameter, self.stored(index, position, s)), len(numbers))
+                    for s in range(len(self.space.operator(index).strategies))
+                ]
+                found.append((tuple(numbers), np.array(inverse, dtype=np.int64)))
+            self._stored_profiles[index] = tuple(found)
+        return self._stored_profiles[index]
+
     # -- terms -------------------------------------------------------------------------------------------------
 
     def _slot(self, index: int, position: int, name: str) -> Slot:
@@ -308,6 +340,7 @@ class Model:
         ) and (producer is not None or len({int(self.region_of[index]) for index, _ in slots}) > 1)
 
     def _build(self) -> None:
+        self._stored_profiles: dict[int, tuple[tuple[tuple[ParameterProfile, ...], np.ndarray], ...]] = {}
         self._slot_arrays: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._state_bytes: dict[object, np.ndarray] = {}
         outer: list[Term] = []
@@ -435,7 +468,7 @@ class CostedModel:
         self.repeat = configuration.microbatches if repeat is None else repeat
         self.policy = model.policy(configuration)
         self._own: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._parameter_costs: dict[tuple[int, int, bool, tuple[int, ...]], tuple[int, int]] = {}
+        self._parameter_costs: dict[ParameterProfile, tuple[int, int]] = {}
 
     def own(self, variable: int) -> tuple[np.ndarray, np.ndarray]:
         """([values] ns, [values] bytes) of a variable by itself: compute, and the parameters stored with it."""
@@ -451,41 +484,27 @@ class CostedModel:
         again = 2 if int(model.region_of[index]) in self.policy.recomputed else 1
         ns = (space.forward_ns * again + space.backward_ns) * self.repeat
         num_bytes = np.zeros_like(ns)
-        for position, name in enumerate(model.graph.operators[index].inputs):
-            read = None if name is None else model.graph.tensors[name].read
-            if read is None or read.parameter in model.shared_parameters:
-                continue
-            costs = [
-                self.parameter_cost(read.parameter, model.stored(index, position, strategy))
-                for strategy in range(len(space.strategies))
-            ]
-            ns = ns + np.array([cost for cost, _ in costs], dtype=np.int64)
-            num_bytes = num_bytes + np.array([size for _, size in costs], dtype=np.int64)
+        for profiles, inverse in model.stored_profiles(index):
+            costs = np.array([self._profile_cost(profile) for profile in profiles], dtype=np.int64)[inverse]
+            ns = ns + costs[:, 0]
+            num_bytes = num_bytes + costs[:, 1]
         return ns, num_bytes
 
     def _shared_parameter_costs(self, variable: int) -> tuple[np.ndarray, np.ndarray]:
         parameter = self.model.parameter_of(variable)
-        costs = [self.parameter_cost(parameter, state) for state in self.model.states(parameter)]
-        return (
-            np.array([cost for cost, _ in costs], dtype=np.int64),
-            np.array([size for _, size in costs], dtype=np.int64),
-        )
+        profiles = [self.model.profile(parameter, state) for state in self.model.states(parameter)]
+        costs = np.array([self._profile_cost(profile) for profile in profiles], dtype=np.int64)
+        return costs[:, 0], costs[:, 1]
 
-    def parameter_cost(self, parameter: str, state: ParameterState) -> tuple[int, int]:
+    def _profile_cost(self, profile: ParameterProfile) -> tuple[int, int]:
         """(ns, bytes) of a stored parameter: gradient reduction, ZeRO gathers, optimizer; and its memory."""
-        model, configuration = self.model, self.configuration
-        record = model.graph.parameters[model._parameter_number[parameter]]
-        elements = model.space.local_elements(record.type.shape, state.placement)
-        trainable = record.trainable and configuration.training
-        data_axes = tuple(
-            axis
-            for axis, (placement, gradient) in enumerate(zip(state.placement, state.gradient, strict=True))
-            if trainable and placement.is_replicate and gradient.is_partial
-        )
-        key = (elements, model.space.compute.element_bytes(record.type.dtype), trainable, data_axes)
-        if key not in self._parameter_costs:
-            self._parameter_costs[key] = self._parameter_cost(elements, key[1], trainable, data_axes)
-        return self._parameter_costs[key]
+        if profile not in self._parameter_costs:
+            elements, element_bytes, trainable, data_axes = profile
+            trainable = trainable and self.configuration.training
+            self._parameter_costs[profile] = self._parameter_cost(
+                elements, element_bytes, trainable, data_axes if trainable else ()
+            )
+        return self._parameter_costs[profile]
 
     def _parameter_cost(
         self, elements: int, element_bytes: int, trainable: bool, data_axes: tuple[int, ...]

@@ -101,6 +101,8 @@ class _PartTables:
     num_bytes: list[np.ndarray] = field(default_factory=list)
     activations: list[bool] = field(default_factory=list)
     """Whether the bytes are those of activations."""
+    forbidden: list[np.ndarray | None] = field(default_factory=list)
+    """What can never be chosen; None where everything can."""
     domains: dict[int, int] = field(default_factory=dict)
     keep: tuple[int, ...] = ()
     order: tuple[int, ...] | None = None
@@ -111,17 +113,19 @@ class _PartTables:
         self.ns.append(ns)
         self.num_bytes.append(num_bytes)
         self.activations.append(activation)
+        forbidden = ns >= int(INFINITE) >> 6
+        self.forbidden.append(forbidden if forbidden.any() else None)
 
     def weighted(self, weights: Weights) -> list[Factor]:
-        forbidden = int(INFINITE) >> 6
+        """The tables as factors of one weighted cost."""
         factors: list[Factor] = []
-        columns = zip(self.scopes, self.ns, self.num_bytes, self.activations, strict=True)
-        for scope, ns, num_bytes, activation in columns:
-            table = ns * weights.time
+        for number, scope in enumerate(self.scopes):
+            table = self.ns[number] * weights.time
             if weights.memory:
-                divisor = weights.divisor if activation else 1
-                table = table + num_bytes * weights.memory // divisor
-            factors.append(Factor(scope, np.where(ns >= forbidden, INFINITE, table)))
+                divisor = weights.divisor if self.activations[number] else 1
+                table = table + self.num_bytes[number] * weights.memory // divisor
+            forbidden = self.forbidden[number]
+            factors.append(Factor(scope, table if forbidden is None else np.where(forbidden, INFINITE, table)))
         return factors
 
 
@@ -138,6 +142,7 @@ class Solver:
         self.model = costed.model
         self.policy = costed.policy
         self._alive: dict[int, np.ndarray] = {}
+        self._alive_of: dict[int, np.ndarray] = {}
         self._parts: dict[tuple[str, int, bool], _PartTables] = {}
         self._set_states: dict[int, tuple[tuple[int, int], ...]] = {}
         self._splits: dict[str, dict[tuple[int, int], list[int]]] = {}
@@ -147,10 +152,13 @@ class Solver:
 
     def alive(self, variable: int) -> np.ndarray:
         """Values of a variable that are still possible."""
-        key = self.model.class_of_variable(variable)
-        if key not in self._alive:
-            self._alive[key] = np.arange(self.model.domain(key))
-        return self._alive[key]
+        known = self._alive_of.get(variable)
+        if known is None:
+            key = self.model.class_of_variable(variable)
+            if key not in self._alive:
+                self._alive[key] = np.arange(self.model.domain(key))
+            known = self._alive_of[variable] = self._alive[key]
+        return known
 
     def restrict(self, alive: Mapping[int, np.ndarray]) -> Solver:
         """A solver of the same model whose variables keep only the given values (by class)."""
@@ -668,16 +676,25 @@ class Minimisation:
             links: per run, per later occurrence, alive index of every variable of the link.
         """
         solver, model = self._solver, self._solver.model
-        whole = dict(values)
+        operators = [-1] * model.num_operators
+        parameters: dict[int, int] = {}
+        for variable in model.outer.variables:
+            chosen = int(solver.alive(variable)[values[variable]])
+            if variable < model.num_operators:
+                operators[variable] = chosen
+            else:
+                parameters[variable] = chosen
         for number, run in enumerate(model.runs):
             period = len(run.first)
+            inside = model.links[number].variables[period:]
+            chosen_in: dict[int, list[int]] = {}
             for occurrence, inner in enumerate(links[number], start=1):
-                for variable in run.second:
-                    whole[variable + (occurrence - 1) * period] = inner[variable]
-                for variable in model.links[number].variables[period:]:
-                    whole[self._parameter_at(variable, occurrence)] = inner[variable]
-        operators = [int(solver.alive(v)[whole[v]]) for v in range(model.num_operators)]
-        parameters = {v: int(solver.alive(v)[whole[v]]) for v in model.shared_parameters.values()}
+                if id(inner) not in chosen_in:
+                    chosen_in[id(inner)] = [int(solver.alive(v)[inner[v]]) for v in run.second]
+                start = run.first.start + occurrence * period
+                operators[start : start + period] = chosen_in[id(inner)]
+                for variable in inside:
+                    parameters[self._parameter_at(variable, occurrence)] = int(solver.alive(variable)[inner[variable]])
         return Assignment(operators=tuple(operators), parameters=parameters)
 
     def _walk(self, number: int, num_links: int, values: Mapping[int, int]) -> list[dict[int, int]]:
