@@ -65,20 +65,34 @@ class Nodes:
         return output
 
 
-def decoder(kind: str, *, layers: int, d: int = 64, heads: int = 4, kv_heads: int = 4, ff: int = 256) -> ModelFile:
+def decoder(
+    kind: str,
+    *,
+    layers: int,
+    d: int = 64,
+    heads: int = 4,
+    kv_heads: int = 4,
+    ff: int = 256,
+    learned_mask: bool = False,
+    tied: bool = False,
+) -> ModelFile:
     """A decoder of tokens [batch, seq]: ``gpt`` (LayerNorm, biases, Gelu) or ``llama`` (RMSNorm, SwiGLU).
 
-    Fewer ``kv_heads`` than ``heads`` make grouped-query attention; all layers share one mask, an input.
+    Fewer ``kv_heads`` than ``heads`` make grouped-query attention. All layers share one mask: an input, or, with
+    ``learned_mask``, an activation that they all give a gradient. ``tied``: the head reads the embedding.
     """
     graph = Nodes()
+    if learned_mask:
+        graph.add("Mul", ["given_mask", graph.weight("mask.w", 16)], "mask")
     hidden = graph.add("Gather", [graph.weight("embed.w", 160, d), "ids"], "embedded")
     for layer in range(layers):
         hidden = _attention(graph, kind, f"l{layer}", hidden, d, heads, kv_heads)
         hidden = _mlp(graph, kind, f"l{layer}", hidden, d, ff)
-    graph.add("MatMul", [_norm(graph, kind, "last", hidden, d), graph.weight("head.w", d, 160)], "logits")
+    head = graph.add("Transpose", ["embed.w"], "head", perm=[1, 0]) if tied else graph.weight("head.w", d, 160)
+    graph.add("MatMul", [_norm(graph, kind, "last", hidden, d), head], "logits")
     inputs = [
         helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "seq"]),
-        helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["seq", "seq"]),
+        helper.make_tensor_value_info("given_mask" if learned_mask else "mask", TensorProto.FLOAT, ["seq", "seq"]),
     ]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "seq", 160])]
     return model_file(helper.make_graph(graph.nodes, kind, inputs, outputs, graph.initializers))

@@ -12,14 +12,18 @@ from tests.search.building import configuration_of, make_model, solver_of
 from tests.search.models import bound, decoder
 
 SCALE = 12
-KINDS = {"gpt": 4, "llama": 2}
-"""Kind of decoder: number of key heads (llama: grouped-query attention)."""
+KINDS = ("gpt", "llama", "shared")
+"""``llama`` has grouped-query attention, ``shared`` one mask that all layers give a gradient, and a tied embedding."""
 
 
 @functools.cache
 def graph_of(kind: str, layers: int) -> Graph:
     """A decoder bound for training."""
-    return bound(decoder(kind, layers=layers, kv_heads=KINDS[kind], heads=4), batch=32, dims={"seq": 16})
+    if kind == "shared":
+        model = decoder("gpt", layers=layers, learned_mask=True, tied=True)
+    else:
+        model = decoder(kind, layers=layers, kv_heads=2 if kind == "llama" else 4)
+    return bound(model, batch=32, dims={"seq": 16})
 
 
 class UnfoldedModel(Model):

@@ -8,14 +8,17 @@ from tap_planner.graph import BindOptions, Graph, LossOptions, bind
 from tap_planner.simulate import price_program
 from tests.graph.models import data_model, symbols
 from tests.search.building import cluster_of, configuration_of, make_model, program_of, random_assignments, solver_of
+from tests.search.models import decoder
 
-MODELS = ("gpt2_tiny", "llama_tiny", "t5_tiny", "gshard_moe_tiny", "hm_mixtral_tiny")
+MODELS = ("gpt2_tiny", "bert_tiny", "llama_tiny", "t5_tiny", "gshard_moe_tiny", "hm_mixtral_tiny", "shared_mask")
+"""``shared_mask``: three layers that read one mask and give it a gradient, with a tied embedding."""
 BATCH = 8
 
 
 def model_graph(name: str, microbatches: int, *, training: bool = True) -> Graph:
     """A model bound with the batch of one microbatch."""
-    model = data_model(name)
+    shared = name == "shared_mask"
+    model = decoder("gpt", layers=3, learned_mask=True, tied=True) if shared else data_model(name)
     dims = {dim: 16 for dim in ("seq", "dec_seq", "enc_seq") if dim in symbols(model)}
     loss = LossOptions(kind="mean")
     return bind(model, BindOptions(batch=BATCH // microbatches, dims=dims, training=training, loss=loss))
