@@ -8,6 +8,7 @@ Every bound that is reported is a valid one: if the exact stage would need too l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -32,9 +33,9 @@ DENSE_ARITY = 2
 """Terms of at most so many variables are exact in the relaxed model too."""
 RELAXED_TABLE_ENTRIES = 2_000_000
 """Buckets with larger tables are split in the relaxed model."""
-MAX_TIGHTENINGS = 20
+MAX_TIGHTENINGS = 40
 """Times that shares are moved in the relaxed model."""
-MAX_STALLED = 4
+MAX_STALLED = 10
 """Moves without a better bound after which tightening ends."""
 FIRST_WINDOW = 10_000
 """The first window of costs above the bound that is searched exactly is the bound divided by this."""
@@ -424,10 +425,10 @@ class Solver:
         best = found = self.minimise(weights)
         kept = (self._splits, self._kept_splits)
         stalled = 0
-        for _ in range(MAX_TIGHTENINGS):
+        for round_number in range(1, MAX_TIGHTENINGS + 1):
             if best.weighted(weights) <= best.bound or stalled >= MAX_STALLED or found.assignment is None:
                 break
-            self._move_shares(found.assignment, with_memory=weights.memory > 0)
+            self._move_shares(found.assignment, 0.5 / math.sqrt(round_number), with_memory=weights.memory > 0)
             found = self.minimise(weights)
             stalled += 1
             if found.bound > best.bound:
@@ -444,8 +445,8 @@ class Solver:
         for tables in self._parts.values():
             tables.stale = True
 
-    def _move_shares(self, assignment: Assignment, *, with_memory: bool) -> None:
-        """Move shares half-way to where only the users of a destination (the keepers of a copy) bear its cost."""
+    def _move_shares(self, assignment: Assignment, step: float, *, with_memory: bool) -> None:
+        """Move shares by ``step`` of the way to where only users of a destination (keepers of a copy) bear its cost."""
         splits = {tensor: dict(split) for tensor, split in self._splits.items()}
         kept_splits = {tensor: dict(split) for tensor, split in self._kept_splits.items()}
         for term, number in self._relaxed_terms():
@@ -463,10 +464,10 @@ class Solver:
                     source = 0 if term.producer is None else assignment.value(self._shifted(term.producer, shift))
                     _count_users(kept, term.kept_states(values, source, policy), len(term.slots) + 1)
             readers = len(term.slots)
-            _move_towards(splits.setdefault(term.tensor, {}), used, PARTS // readers)
+            _move_towards(splits.setdefault(term.tensor, {}), used, PARTS // readers, step)
             if kept:
                 keepers = len(term.kept_states([0] * readers, 0, policy))
-                _move_towards(kept_splits.setdefault(term.tensor, {}), kept, PARTS // keepers)
+                _move_towards(kept_splits.setdefault(term.tensor, {}), kept, PARTS // keepers, step)
         self._splits, self._kept_splits = splits, kept_splits
         self._forget_shares()
 
@@ -778,11 +779,13 @@ def _count_users(counted: dict[_Key, list[float]], users: list[tuple[int, _Key]]
             parts[position] += 1 / len(positions)
 
 
-def _move_towards(split: dict[_Key, list[int]], used: dict[_Key, list[float]], equal: int) -> None:
+def _move_towards(split: dict[_Key, list[int]], used: dict[_Key, list[float]], equal: int, step: float) -> None:
     for key, parts in used.items():
         present = split.get(key, [equal] * len(parts))
         total = sum(parts)
-        split[key] = [int(old / 2 + PARTS * new / total / 2) for old, new in zip(present, parts, strict=True)]
+        split[key] = [
+            int(old * (1 - step) + PARTS * new / total * step) for old, new in zip(present, parts, strict=True)
+        ]
 
 
 def _product(sizes: Sequence[int]) -> int:

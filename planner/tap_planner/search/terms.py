@@ -13,12 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tap_planner.search.elimination import INFINITE
+
 SCALE = 12
 """Costs in tables are multiples of 1/12 ns and 1/12 byte: a cost shared by 2, 3, 4 or 6 consumers stays whole."""
 
 
-PARTS = 720
-"""Parts in which a destination's cost can be shared out."""
+PARTS = 720_720
+"""Parts in which a destination's cost can be shared out; a multiple of all numbers up to 16."""
+UNREACHABLE = np.int64(1) << 50
+"""Redistribution costs from here on stand for placements that cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +205,13 @@ class Term:
                 num_bytes = num_bytes + self._kept_share(state, index, keeping, kept_split)
             if self.is_activation and index == 0 and self.producer_keeps and policy.counts(self.producer_region):
                 num_bytes = num_bytes + self._kept_share(src, len(self.slots), keeping, kept_split)
+            shared = ns * SCALE // total
             if split:
                 keys = zip(destination[0].tolist(), gradient[0].tolist(), strict=True)
                 parts = np.array([split[key][index] if key in split else -1 for key in keys], dtype=np.int64)
-                ns = np.where(parts >= 0, ns * SCALE * parts // PARTS, ns * SCALE // total)
-            else:
-                ns = ns * SCALE // total
+                whole, remainder = np.divmod(ns * SCALE, PARTS)
+                shared = np.where(parts >= 0, whole * parts + remainder * parts // PARTS, shared)
+            ns = np.where(ns >= UNREACHABLE, INFINITE, shared)
             result.append((index, np.broadcast_to(ns, num_bytes.shape), num_bytes))
         return result
 
