@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tap_planner.cluster import catalogue_device, catalogue_entry, device_names
 from tap_planner.errors import ClusterError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tap_planner.cluster import Cluster, lint, load_cluster, parse_cluster
 from tap_planner.errors import ClusterError
 

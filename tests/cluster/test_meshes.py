@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tap_planner.cluster import Mesh, MeshAxis, axis_levels, enumerate_meshes, load_cluster, parse_mesh
 from tap_planner.errors import UsageError
 

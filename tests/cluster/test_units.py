@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tap_planner.cluster.units import BANDWIDTH, MEMORY, PEAK, TIME, Quantity, parse_quantity
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tap_planner.cluster import Cluster, Level, Mesh, MeshAxis, catalogue_device
 from tap_planner.cost import COLLECTIVE_KINDS, CollectiveModel, group_shape
 

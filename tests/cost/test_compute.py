@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tap_planner.cluster import catalogue_device
 from tap_planner.cost import ComputeModel, Work, operator_work, to_ns
 from tap_planner.errors import ClusterError, UnsupportedGraphError, UsageError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tap_planner.cluster import catalogue_device
 from tap_planner.cost import ParameterMemory, optimizer_ns, parameter_bytes, parameter_memory
 from tap_planner.errors import UsageError

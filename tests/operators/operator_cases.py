@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.operators.operator_reference import index_type, signature, tensor
-
 from tap_planner.operators import OperatorSignature
+from tests.operators.operator_reference import index_type, signature, tensor
 
 _UNARY = (
     *("Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Elu", "Selu", "Abs", "Log", "Erf", "Gelu", "Mish"),

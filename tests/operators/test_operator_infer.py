@@ -6,11 +6,11 @@ from typing import Any
 
 import onnx
 import pytest
-from tests.operators.operator_cases import CASES, LOSSES, name_of
-from tests.operators.operator_reference import random_values, run, signature, tensor, to_model
 
 from tap_planner.errors import UnsupportedGraphError
 from tap_planner.operators import OperatorSignature, lookup
+from tests.operators.operator_cases import CASES, LOSSES, name_of
+from tests.operators.operator_reference import random_values, run, signature, tensor, to_model
 
 _ONNX_CASES = [sig for sig in CASES if sig not in LOSSES]
 

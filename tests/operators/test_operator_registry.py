@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.operators.operator_cases import CASES
-from tests.operators.operator_reference import index_type, signature, tensor
 
 import tap_planner.operators
 from tap_planner.errors import UnsupportedGraphError
@@ -16,6 +14,8 @@ from tap_planner.operators import (
     lookup,
     rule_of,
 )
+from tests.operators.operator_cases import CASES
+from tests.operators.operator_reference import index_type, signature, tensor
 
 _MODEL_TYPES = (
     *("Abs", "Add", "And", "ArgMax", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operators.operator_reference import localise, parts_of, shard, signature, tensor
 
 from tap_planner.operators import FactorKind, rule_of
+from tests.operators.operator_reference import localise, parts_of, shard, signature, tensor
 
 
 @st.composite

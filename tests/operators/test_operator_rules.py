@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.operators.operator_cases import CASES, name_of
-from tests.operators.operator_reference import Array, Range, localise, parts_of, random_values, run, shard
 
 from tap_planner.operators import FactorKind, OperatorSignature, rule_of
+from tests.operators.operator_cases import CASES, name_of
+from tests.operators.operator_reference import Array, Range, localise, parts_of, random_values, run, shard
 
 _AVERAGES = ("ReduceMean", "GlobalAveragePool")
 

@@ -136,7 +136,7 @@ def repeated_graphs(draw: st.DrawFn, max_repeats: int = 2) -> Graph:
         operands["mask"] = current
     plan = [
         (
-            draw(st.sampled_from(["Relu", "Sigmoid", "Add", "Mul"])),
+            draw(st.sampled_from(["Relu", "Add", "Softmax", "Mul", "Relu"])),
             draw(st.sampled_from(["own", "tied", "mask", "skip"])),
         )
         for _ in range(3)

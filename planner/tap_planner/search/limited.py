@@ -55,6 +55,13 @@ class LimitedSearch:
         self._fits_unlimited = False
         self._ceiling: int | None = None
         self._hint = 0
+        self._probe: tuple[int, int] | None = None
+        """Best Lagrangian bound met, whether or not it is the best bound, and its multiplier."""
+
+    @property
+    def only_master_left(self) -> bool:
+        """Whether all stages but the last have run."""
+        return self._stage >= 4
 
     @property
     def is_unlimited_optimum(self) -> bool:
@@ -131,6 +138,8 @@ class LimitedSearch:
         weights = Weights(TIME_WEIGHT, weight, self._divisor)
         found = self._solver.optimum(weights) if exact else self._solver.minimise(weights)
         dual = -(-(found.bound - SCALE * weight * self._limit) // (SCALE * TIME_WEIGHT))
+        if self._probe is None or dual > self._probe[0]:
+            self._probe = (dual, weight)
         if dual > self.bound_ns:
             self.bound_ns, self.multiplier = dual, weight
         self._take(found)
@@ -164,8 +173,13 @@ class LimitedSearch:
         return self._ceiling is not None and self.bound_ns >= self._ceiling
 
     def _tighten(self) -> None:
-        if self._limit is not None and self.multiplier:
-            self._evaluate(self.multiplier, exact=True)
+        if self._limit is None or self._probe is None:
+            return
+        weight = self._probe[1]
+        self._evaluate(weight, exact=True)
+        for neighbour in (weight * 4 // 5, weight * 5 // 4):
+            if neighbour not in (0, weight) and not self._hopeless():
+                self._evaluate(neighbour)
 
     def _close(self) -> None:
         """Let the master close the gap between the bound and what is known."""
@@ -175,7 +189,7 @@ class LimitedSearch:
         ceiling = min(known) if known else 2 * self.bound_ns
         if ceiling <= self.bound_ns:
             return
-        weights = Weights(TIME_WEIGHT, self.multiplier)
+        weights = Weights(TIME_WEIGHT, self.multiplier or (self._probe[1] if self._probe else 0))
         try:
             bound_ns, assignment = solve_master(self._solver, self._limit, self.bound_ns, ceiling, weights)
         except WidthError:

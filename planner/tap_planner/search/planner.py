@@ -205,7 +205,7 @@ class _Search:
         while self._queue:
             candidate = heapq.heappop(self._queue)[-1]
             if self._good_enough(candidate.bound_ns):
-                ended.append(candidate.bound_ns)
+                self._push(candidate)
                 break
             self._advance(candidate)
             state = candidate.state
@@ -225,8 +225,18 @@ class _Search:
                 ended.append(state.bound_ns)
         if self._best is None:
             raise self._nothing_fits(bool(ended))
+        self._polish()
         candidate, outcome = self._best
-        return self._result(candidate, outcome, min([outcome.ns, *ended]), total)
+        open_bounds = [entry[-1].bound_ns for entry in self._queue]
+        return self._result(candidate, outcome, min([outcome.ns, *ended, *open_bounds]), total)
+
+    def _polish(self) -> None:
+        """Take the winner through its own stages short of the master: within the gap its rounding may still hold
+        decisions that cost a little and puzzle a reader."""
+        assert self._best is not None
+        candidate = self._best[0]
+        while candidate.state is not None and not candidate.state.finished and not candidate.state.only_master_left:
+            self._advance(candidate)
 
     def _push(self, candidate: _Candidate) -> None:
         self._order += 1

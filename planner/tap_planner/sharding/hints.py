@@ -34,7 +34,7 @@ def block_hints(graph: Graph) -> Mapping[str, tuple[tuple[int, ...], ...]]:
         queued.discard(index)
         operator = graph.operators[index]
         names = (*operator.inputs, *operator.outputs)
-        for name in _propagate(rules[index], names, hints):
+        for name in sorted(_propagate(rules[index], names, hints)):
             for neighbour in touching[name]:
                 if neighbour not in queued:
                     queued.add(neighbour)
