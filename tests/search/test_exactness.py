@@ -76,7 +76,7 @@ def check(graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, share: floa
 
 
 @given(small_graphs(3), st.permutations(SHAPES), settings_drawn, st.floats(0, 1))
-@settings(max_examples=30, suppress_health_check=CHECKS, phases=PHASES)
+@settings(max_examples=32, suppress_health_check=CHECKS, phases=PHASES)
 def test_optimum_of_small_graphs(graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, share: float) -> None:
     """On small random graphs objective and bound are those of brute force, and a limit is honoured."""
     check(graph, shapes, drawn, share, 600)

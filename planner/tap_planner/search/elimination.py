@@ -256,6 +256,8 @@ def _groups(
                 break
         else:
             groups.append({number: factor})
+    if not groups:
+        return [factors]
     for number, factor in own.items():
         for position, group in enumerate(groups):
             part = factor.table // len(groups) + (factor.table % len(groups) if position == 0 else 0)

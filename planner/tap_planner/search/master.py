@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tap_planner.search.chain import Chain, min_plus
-from tap_planner.search.elimination import INFINITE, eliminate
+from tap_planner.search.elimination import INFINITE, WidthError, eliminate
 from tap_planner.search.pareto import ParetoFactor, from_tables, pareto_eliminate
 from tap_planner.search.solver import Assignment, Minimisation, Solver, Weights
 from tap_planner.search.terms import SCALE
@@ -52,22 +52,33 @@ def solve_master(
     _, marginals = solver.marginals(weights)
     window = max(bound_ns // FIRST_WINDOW, 1)
     best: Assignment | None = None
-    while True:
+    proven = bound_ns
+    while proven < ceiling_ns:
         reach = min(bound_ns + window, ceiling_ns)
         ceiling = SCALE * (weights.time * reach + weights.memory * limit_bytes)
         alive = {key: solver.alive(key)[costs <= ceiling] for key, costs in marginals.items()}
-        if any(len(values) == 0 for values in alive.values()):
-            found, proven = None, reach
-        else:
-            inside = solver.restrict(alive)
-            inside.prepare_sets()
-            found, proven = _Master(inside, weights, limit_bytes, ceiling).solve(reach)
+        found, inside = None, reach
+        if all(len(values) for values in alive.values()):
+            try:
+                restricted = solver.restrict(alive)
+                restricted.prepare_sets()
+                found, inside = _Master(restricted, weights, limit_bytes, ceiling).solve(reach)
+            except WidthError:
+                if best is None and proven == bound_ns:
+                    raise
+                break
         if found is not None:
-            best = found
-            return proven, best
-        if reach >= ceiling_ns or proven < reach:
-            return min(proven, ceiling_ns), best
+            ns, num_bytes = solver.price(found)
+            if num_bytes <= limit_bytes and ns < ceiling_ns:
+                best, ceiling_ns = found, ns
+        proven = max(proven, min(inside, reach))
+        if inside < reach and found is None:
+            break
+        if reach >= ceiling_ns:
+            proven = max(proven, min(inside, ceiling_ns))
+            break
         window *= WINDOW_GROWTH
+    return min(proven, ceiling_ns), best
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,34 +22,55 @@ class BatchMap:
 
 
 def map_batch(graph: Graph) -> BatchMap:
-    """Follow the batch dim of the inputs through the graph."""
+    """Follow the batch dim of the inputs through the graph, and back to what meets it (an expanded class token)."""
     marks: dict[str, frozenset[tuple[int, int]]] = {
-        name: frozenset({(dim, 1)}) for name, dim in graph.batch_dims.items() if dim is not None
+        name: frozenset({(dim, 1)})
+        for name, dim in graph.batch_dims.items()
+        if dim is not None and graph.tensors[name].type.shape[dim] > 1
     }
+    rules = [rule_of(operator.signature) for operator in graph.operators]
+    carrying: list[frozenset[int]] = [frozenset() for _ in rules]
+    forwards = True
+    while True:
+        grown = False
+        order = range(len(rules)) if forwards else range(len(rules) - 1, -1, -1)
+        for index in order:
+            operator, rule = graph.operators[index], rules[index]
+            names = (*operator.inputs, *operator.outputs)
+            found = _carrying(rule, names, marks)
+            if found - carrying[index]:
+                carrying[index] |= found
+                grown = True
+                for name, operand in zip(names, (*rule.inputs, *rule.outputs), strict=True):
+                    if name is not None and operand is not None:
+                        marks[name] = marks.get(name, frozenset()) | _marks_of(rule, operand, carrying[index])
+        if not grown:
+            break
+        forwards = not forwards
+    return _batch_map(graph, rules, carrying)
+
+
+def _batch_map(graph: Graph, rules: list[FactorRule], carrying: list[frozenset[int]]) -> BatchMap:
     factors: dict[str, frozenset[int]] = {}
     choices: dict[str, frozenset[str]] = {}
     obstacles: list[str] = []
-    for operator in graph.operators:
-        rule = rule_of(operator.signature)
-        carrying = _carrying(rule, operator.inputs, marks)
-        if not carrying:
+    for operator, rule, found in zip(graph.operators, rules, carrying, strict=True):
+        if not found:
             continue
-        factors[operator.id] = carrying
-        choices[operator.id] = frozenset(rule.factors[index].name for index in carrying)
-        kinds = {rule.factors[index].kind for index in carrying}
+        factors[operator.id] = found
+        choices[operator.id] = frozenset(rule.factors[index].name for index in found)
+        kinds = {rule.factors[index].kind for index in found}
         if FactorKind.FIXED in kinds or (FactorKind.SUM in kinds and operator.type != "Loss"):
             obstacles.append(operator.id)
-        for name, output in zip(operator.outputs, rule.outputs, strict=True):
-            marks[name] = _marks_of(rule, output, carrying)
     return BatchMap(factors=factors, choices=choices, obstacles=tuple(obstacles))
 
 
 def _carrying(
-    rule: FactorRule, inputs: tuple[str | None, ...], marks: Mapping[str, frozenset[tuple[int, int]]]
+    rule: FactorRule, names: tuple[str | None, ...], marks: Mapping[str, frozenset[tuple[int, int]]]
 ) -> frozenset[int]:
     """Factors that begin where some operand's batch begins."""
     found: set[int] = set()
-    for name, operand in zip(inputs, rule.inputs, strict=True):
+    for name, operand in zip(names, (*rule.inputs, *rule.outputs), strict=True):
         if name is None or operand is None:
             continue
         for dim, start in marks.get(name, ()):
@@ -63,10 +84,11 @@ def _carrying(
 
 
 def _marks_of(
-    rule: FactorRule, output: tuple[tuple[int, ...], ...], carrying: frozenset[int]
+    rule: FactorRule, operand: tuple[tuple[int, ...], ...], carrying: frozenset[int]
 ) -> frozenset[tuple[int, int]]:
+    """(dim, boundary) pairs at which an operand's carrying factors begin."""
     found: set[tuple[int, int]] = set()
-    for dim, factors in enumerate(output):
+    for dim, factors in enumerate(operand):
         outer = 1
         for factor in factors:
             if factor in carrying:
