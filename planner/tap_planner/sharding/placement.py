@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 import numpy as np
@@ -21,6 +21,9 @@ class PlacementKind(enum.Enum):
     PARTIAL = "P"
 
 
+_ORDER = {PlacementKind.REPLICATE: 0, PlacementKind.SHARD: 1, PlacementKind.PARTIAL: 2}
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """What a tensor is along one axis: ``R``, ``S(dim)``, ``S(dim, blocks=n)`` or ``P(sum)``."""
@@ -30,6 +33,14 @@ class Placement:
     """Tensor dim for ``SHARD``, else -1."""
     blocks: int = 1
     """The dim is split inside each of so many equal blocks."""
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Placements are keys of every table: their hash is made once."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((_ORDER[self.kind], self.dim, self.blocks)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
         if self.kind is PlacementKind.REPLICATE:

@@ -22,6 +22,7 @@ from tap_planner.sharding.placement import (
     Placements,
     Segment,
     dim_segments,
+    local_shape,
     segment_length,
 )
 
@@ -90,6 +91,17 @@ def _boundary_position(segments: tuple[Segment, ...], blocks: int) -> int:
     raise AssertionError(f"no boundary {blocks} in {segments}")
 
 
+def _is_simple(placements: Placements, axis: int, source: Placement, target: Placement) -> bool:
+    """Whether a step only touches dims that no other axis splits, without blocks: each is a single segment."""
+    for placement in (source, target):
+        if placement.is_shard and (
+            placement.blocks > 1
+            or any(p.is_shard and p.dim == placement.dim and a != axis for a, p in enumerate(placements))
+        ):
+            return False
+    return not (source.is_shard and target.is_shard and source.dim == target.dim)
+
+
 @lru_cache(maxsize=1 << 17)
 def make_step(
     shape: tuple[int, ...], placements: Placements, mesh_shape: tuple[int, ...], axis: int, target: Placement
@@ -99,6 +111,8 @@ def make_step(
     kind = step_kind(source, target)
     if kind is None:
         return None
+    if _is_simple(placements, axis, source, target):
+        return Step(kind=kind, axis=axis, source=source, target=target)
     after = (*placements[:axis], target, *placements[axis + 1 :])
     before_cut = segmented(shape, placements, mesh_shape, (source, target))
     after_cut = segmented(shape, after, mesh_shape, (source, target))
@@ -132,6 +146,8 @@ def step_elements(
     if step.is_local:
         return 0
     ranks = mesh_shape[step.axis]
+    if coordinates is None and _is_simple(placements, step.axis, step.source, step.target):
+        return _simple_elements(shape, placements, mesh_shape, step)
     cut = segmented(shape, placements, mesh_shape, (step.source, step.target))
     assert cut is not None
     lengths = [[segment_length(s, mesh_shape, coordinates) for s in dim] for dim in cut.dims]
@@ -148,6 +164,20 @@ def step_elements(
     for dim in padded:
         for length in dim:
             count *= length
+    return count
+
+
+def _simple_elements(shape: tuple[int, ...], placements: Placements, mesh_shape: tuple[int, ...], step: Step) -> int:
+    """``step_elements`` at coordinate 0 where every dim that the step touches is split by this axis alone."""
+    ranks = mesh_shape[step.axis]
+    lengths = list(local_shape(shape, placements, mesh_shape))
+    if step.kind == "all_gather":
+        lengths[step.source.dim] *= ranks
+    elif step.kind in ("reduce_scatter", "all_to_all"):
+        lengths[step.target.dim] = -(-lengths[step.target.dim] // ranks) * ranks
+    count = 1
+    for length in lengths:
+        count *= length
     return count
 
 
