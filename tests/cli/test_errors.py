@@ -17,6 +17,8 @@ import tap_planner
 from tap_planner_cli.errors import run
 from tap_planner_cli.plan import command
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit it ignored
+
 def make_plan(request):
     os.kill(os.getpid(), signal.{signal})
     raise AssertionError("the signal did not arrive")
