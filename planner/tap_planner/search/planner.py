@@ -283,7 +283,7 @@ class _Search:
             if bound is None or (ceiling is not None and bound >= ceiling):
                 candidate.last = divisor == WITHOUT_ACTIVATIONS
                 break
-        return None if bound is None else bound - bound // 1_000_000
+        return bound
 
     def _follow(self, candidate: _Candidate, state: LimitedSearch) -> None:
         """Queue the next microbatch count that can matter, once the limit is seen to bind.
@@ -307,7 +307,7 @@ class _Search:
                 bound = self._unlimited.setdefault(candidate.setting, 0)
                 if candidate.state is not None and candidate.microbatches == self._counts[0]:
                     bound = self._unlimited[candidate.setting] = candidate.state.unlimited_ns
-                self._push(_Candidate(candidate.setting, count, bound - bound // 1_000_000))
+                self._push(_Candidate(candidate.setting, count, bound))
                 return
 
     # -- answers -----------------------------------------------------------------------------------------------

@@ -1,0 +1,81 @@
+"""The search over meshes, ZeRO levels, recompute settings and microbatch counts misses nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tap_planner import api
+from tap_planner.errors import InfeasibleError
+from tap_planner.plan import PlanOptions, PlanRequest
+from tap_planner.search import Configuration, CostedModel, Solver, StrategyFilter, Weights, build_model, search
+from tap_planner.sharding import block_hints, map_batch
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def prepared(model: str, **options: object) -> api.PreparedSearch:
+    """A search of a tiny model on four A100."""
+    dims = {} if model == "resnet_small" else {"seq": 16}
+    given = PlanOptions(batch=8, dims=dims, gap_basis_points=0, **options)  # type: ignore[arg-type]
+    return api.prepare_search(PlanRequest(model=DATA / f"{model}.onnx", cluster="1x4:a100-sxm4-80gb", options=given))
+
+
+def least_of_each(whole: api.PreparedSearch, limit: int) -> int | None:
+    """Least objective over all configurations, each searched by itself."""
+    request = replace(whole.request, limit_bytes=limit)
+    found: list[int] = []
+    for mesh in request.meshes:
+        for zero in request.zero_levels:
+            for recompute in request.recomputes:
+                for microbatches in (1, 2, 4, 8):
+                    one = replace(
+                        request,
+                        meshes=(mesh,),
+                        zero_levels=(zero,),
+                        recomputes=(recompute,),
+                        microbatches=microbatches,
+                    )
+                    try:
+                        found.append(search(one).objective_ns)
+                    except InfeasibleError:
+                        continue
+    return min(found, default=None)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("share", [0.75, 0.45, 0.3])
+@pytest.mark.parametrize("model", ["hm_gpt_tiny", "hm_llama_tiny", "resnet_small"])
+def test_free_search_equals_the_best_configuration(model: str, share: float) -> None:
+    """With everything free the search finds the best of all configurations, and proves it."""
+    whole = prepared(model)
+    unlimited = search(replace(whole.request, limit_bytes=None))
+    limit = int(unlimited.memory_bytes * share)
+    best = least_of_each(whole, limit)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            search(replace(whole.request, limit_bytes=limit))
+        return
+    result = search(replace(whole.request, limit_bytes=limit))
+    assert result.memory_bytes <= limit
+    assert (result.objective_ns, result.bound_ns) == (best, best)
+
+
+@pytest.mark.parametrize("model", ["hm_gpt_tiny", "resnet_small"])
+def test_more_microbatches_never_take_less_time(model: str) -> None:
+    """The least time without a limit does not fall with the microbatch count, along multiples: the search relies on
+    it where it skips counts."""
+    request = prepared(model, mesh="dp=2,tp=2").request
+    least: dict[int, int] = {}
+    for microbatches in (1, 2, 4):
+        folded = request.folded(microbatches)
+        strategy_filter = StrategyFilter((), map_batch(folded.graph).choices)
+        hints = dict(block_hints(folded.graph))
+        built = build_model(folded, request.cluster, request.meshes[0], "bf16", strategy_filter, hints)
+        configuration = Configuration(
+            zero=2, recompute="none", microbatches=microbatches, optimizer="adamw", precision="bf16", training=True
+        )
+        least[microbatches] = Solver(CostedModel(built, configuration)).optimum(Weights(1, 0)).ns
+    assert least[1] <= least[2] <= least[4]
