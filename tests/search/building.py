@@ -113,8 +113,8 @@ def storable_states(model: Model) -> dict[int, list[int]]:
             result[variable] = [
                 number
                 for number in result[variable]
-                if model._state_index(read, states[number].placement) < len(table.states)
-                and model._state_index(read, states[number].gradient) < len(table.states)
+                if model.state_index(read, states[number].placement) < len(table.states)
+                and model.state_index(read, states[number].gradient) < len(table.states)
             ]
     return result
 

@@ -8,6 +8,7 @@ import pytest
 
 from tap_planner.graph import Graph
 from tap_planner.search import Model, Weights
+from tap_planner.search.places import Places
 from tests.search.building import configuration_of, make_model, solver_of
 from tests.search.models import bound, decoder
 
@@ -26,18 +27,13 @@ def graph_of(kind: str, layers: int) -> Graph:
     return bound(model, batch=32, dims={"seq": 16})
 
 
-class UnfoldedModel(Model):
+def unfolded_model(graph: Graph, shape: tuple[int, ...], folded: Model) -> Model:
     """A model whose operators are all variables of their own, in the regions of a folded one."""
-
-    def __init__(self, folded: Model, unfolded: Model) -> None:
-        self._folded = folded
-        super().__init__(unfolded.space)
-
-    def _locate(self) -> None:
-        super()._locate()
-        self.region_of = self._folded.region_of
-        self.run_regions = self._folded.run_regions
-        self.num_regions = self._folded.num_regions
+    space = make_model(graph, shape, folded=False).space
+    places = Places(space)
+    places.region_of = folded.places.region_of
+    places.run_regions = folded.places.run_regions
+    return Model(space, places)
 
 
 def check(kind: str, layers: int, shape: tuple[int, ...], zero: int, recompute: str) -> None:
@@ -47,7 +43,7 @@ def check(kind: str, layers: int, shape: tuple[int, ...], zero: int, recompute: 
     model = make_model(graph, shape)
     assert [run.count for run in model.runs_in_use] == [layers]
     folded = solver_of(model, configuration).optimum(Weights(1, 0))
-    unfolded_solver = solver_of(UnfoldedModel(model, make_model(graph, shape, folded=False)), configuration)
+    unfolded_solver = solver_of(unfolded_model(graph, shape, model), configuration)
     unfolded = unfolded_solver.optimum(Weights(1, 0))
     assert (folded.bound, unfolded.bound) == (SCALE * folded.ns, SCALE * unfolded.ns)
     assert folded.ns == unfolded.ns

@@ -1,11 +1,14 @@
 """The search: cost tables, elimination, chains of repeats, master, certificate."""
 
 from tap_planner.search.assemble import assemble
+from tap_planner.search.configuration import Configuration
 from tap_planner.search.constraints import StrategyFilter, StrategyRule
+from tap_planner.search.costing import CostedModel
 from tap_planner.search.limited import LimitedSearch, least_memory
-from tap_planner.search.model import Configuration, CostedModel, Model
-from tap_planner.search.planner import SearchRequest, SearchResult, SearchStatistics, build_model, search
-from tap_planner.search.solver import Assignment, Outcome, Solver, Weights
+from tap_planner.search.model import Model, build_model
+from tap_planner.search.planner import SearchRequest, SearchResult, SearchStatistics, search
+from tap_planner.search.solver import Solver
+from tap_planner.search.weighting import Assignment, Outcome, Weights
 
 __all__ = [
     "Assignment",

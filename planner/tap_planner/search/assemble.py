@@ -20,9 +20,10 @@ from tap_planner.plan import (
     Region,
 )
 from tap_planner.schedule import BucketKey, assign_buckets
-from tap_planner.search.model import Configuration, Model
-from tap_planner.search.solver import Assignment
+from tap_planner.search.configuration import Configuration
+from tap_planner.search.model import Model
 from tap_planner.search.space import ParameterState, read_placements
+from tap_planner.search.weighting import Assignment
 from tap_planner.sharding import Placements, Strategy, dual_placements
 
 
@@ -127,7 +128,7 @@ class _Assembly:
         for parameter in kept:
             state = self._states[parameter.name]
             trainable = parameter.trainable and self._configuration.training
-            axes = _data_axes(state) if trainable else ()
+            axes = state.data_axes if trainable else ()
             group: Hashable = first_region[parameter.name] if self._configuration.zero == 3 else None
             keys.append(
                 BucketKey(axes=axes, dtype=parameter.type.dtype, zero_level=self._configuration.zero, group=group)
@@ -259,11 +260,3 @@ class _Assembly:
                 )
             )
         return tuple(result)
-
-
-def _data_axes(state: ParameterState) -> tuple[int, ...]:
-    return tuple(
-        axis
-        for axis, (placement, gradient) in enumerate(zip(state.placement, state.gradient, strict=True))
-        if placement.is_replicate and gradient.is_partial
-    )

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from tap_planner.search.elimination import WidthError
 from tap_planner.search.master import solve_master
-from tap_planner.search.solver import Outcome, Solver, Weights
+from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
+from tap_planner.search.weighting import Outcome, Weights
 
 TIME_WEIGHT = 1024
 """Multipliers are memory weights over this: ns per 1024 bytes."""

@@ -8,6 +8,7 @@ and connectedness (added when violated) make the model exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,10 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tap_planner.search.chain import Chain, min_plus
+from tap_planner.search.composition import compose
 from tap_planner.search.elimination import INFINITE, WidthError, eliminate
+from tap_planner.search.minimisation import Minimisation
+from tap_planner.search.model import PartKind
 from tap_planner.search.pareto import ParetoFactor, from_tables, pareto_eliminate
-from tap_planner.search.solver import Assignment, Minimisation, Solver, Weights
+from tap_planner.search.parts import Parts
+from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
+from tap_planner.search.weighting import Assignment, Weights
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpSolver, IntVar
@@ -56,13 +62,13 @@ def solve_master(
     while proven < ceiling_ns:
         reach = min(bound_ns + window, ceiling_ns)
         ceiling = SCALE * (weights.time * reach + weights.memory * limit_bytes)
-        alive = {key: solver.alive(key)[costs <= ceiling] for key, costs in marginals.items()}
+        alive = solver.parts.domains.within(marginals, ceiling)
         found, inside = None, reach
         if all(len(values) for values in alive.values()):
             try:
                 restricted = solver.restrict(alive)
                 restricted.prepare_sets()
-                found, inside = _Master(restricted, weights, limit_bytes, ceiling).solve(reach)
+                found, inside = _Master(restricted.parts, weights, limit_bytes, ceiling).solve(reach)
             except WidthError:
                 if best is None and proven == bound_ns:
                     raise
@@ -93,59 +99,70 @@ class _RunPoints:
 
 
 class _Master:
-    def __init__(self, solver: Solver, weights: Weights, limit_bytes: int, ceiling: int) -> None:
-        self._solver = solver
+    """Pareto points of all parts within a window.
+
+    Args:
+        parts: what the window leaves of the model; set variables are prepared.
+        weights: of the Lagrangian bound.
+        limit_bytes: memory limit.
+        ceiling: upper end of the window: SCALE x weighted cost.
+    """
+
+    def __init__(self, parts: Parts, weights: Weights, limit_bytes: int, ceiling: int) -> None:
+        self.parts = parts
+        self.limit_bytes = limit_bytes
+        self.minimisation = Minimisation(parts, weights, True)
+        """The exact weighted minimisation."""
         self._weights = weights
-        self._limit = limit_bytes
         self._ceiling = ceiling
-        self._minimisation = Minimisation(solver, weights, True)
-        self._pair = (weights.time, weights.memory)
-        if self._minimisation.bound > ceiling:
+        if self.minimisation.bound > ceiling:
             self._outer = None
             return
-        self._runs = tuple(self._run_points(number) for number in range(len(solver.model.runs)))
+        self._runs = tuple(self._run_points(number) for number in range(len(parts.model.runs)))
         self._outer = self._outer_points()
 
     # -- points ------------------------------------------------------------------------------------------------
 
-    def _pareto(self, kind: str, number: int, outside: np.ndarray, keep: tuple[int, ...]) -> ParetoFactor:
-        tables = self._solver.tables(kind, number, True)
+    def _pareto(self, kind: PartKind, number: int, outside: np.ndarray, keep: tuple[int, ...]) -> ParetoFactor:
+        tables = self.parts.tables(kind, number, True)
         factors = [
             from_tables(scope, ns, num_bytes)
             for scope, ns, num_bytes in zip(tables.scopes, tables.ns, tables.num_bytes, strict=True)
         ]
         domains = dict(tables.domains)
         for variable in keep:
-            domains.setdefault(variable, self._solver.size(variable))
+            domains.setdefault(variable, self.parts.size(variable))
         guide = eliminate(domains, tables.weighted(self._weights), keep)
-        return pareto_eliminate(factors, domains, guide, outside, self._pair, self._ceiling)
+        return pareto_eliminate(
+            factors, domains, guide, outside, (self._weights.time, self._weights.memory), self._ceiling
+        )
 
     def _run_points(self, number: int) -> _RunPoints:
-        minimisation = self._minimisation
+        minimisation = self.minimisation
         shared, boundary = minimisation.sizes(number)
         outside = minimisation.outside(number)
         chain = minimisation.chains[number]
-        keep = self._solver.tables("link", number, True).keep
+        keep = self.parts.tables(PartKind.LINK, number, True).keep
         shape = (*shared, *boundary, *boundary)
-        middle = self._pareto("link", number, _around_middle(chain, outside).reshape(shape), keep)
-        last = self._pareto("last", number, _around_last(chain, outside).reshape(shape), keep)
-        return _RunPoints(middle, last, _product(shared), _product(boundary))
+        middle = self._pareto(PartKind.LINK, number, _around_middle(chain, outside).reshape(shape), keep)
+        last = self._pareto(PartKind.LAST, number, _around_last(chain, outside).reshape(shape), keep)
+        return _RunPoints(middle, last, math.prod(shared), math.prod(boundary))
 
     def _outer_points(self) -> ParetoFactor:
-        minimisation = self._minimisation
+        minimisation = self.minimisation
         keep: list[int] = []
         for number in range(len(self._runs)):
             keep.extend(v for v in minimisation.chain_scope(number) if v not in keep)
-        total = np.zeros(tuple(self._solver.size(v) for v in keep), dtype=np.int64)
+        total = np.zeros(tuple(self.parts.size(v) for v in keep), dtype=np.int64)
         for number in range(len(self._runs)):
             scope = minimisation.chain_scope(number)
             table = minimisation.chains[number].table.reshape(minimisation.chain_shape(number))
             expanded = [1] * len(keep)
             for variable in scope:
-                expanded[keep.index(variable)] = self._solver.size(variable)
+                expanded[keep.index(variable)] = self.parts.size(variable)
             order = sorted(range(len(scope)), key=lambda d: keep.index(scope[d]))
             total = total + np.transpose(table, order).reshape(expanded)
-        return self._pareto("outer", 0, np.minimum(total, INFINITE), tuple(keep))
+        return self._pareto(PartKind.OUTER, 0, np.minimum(total, INFINITE), tuple(keep))
 
     # -- CP-SAT ------------------------------------------------------------------------------------------------
 
@@ -159,7 +176,7 @@ class _Master:
     def boundary_cells(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Per outer point: shared assignment, first and last boundary state of a run."""
         assert self._outer is not None
-        minimisation = self._minimisation
+        minimisation = self.minimisation
         shared, boundary = minimisation.sizes(number)
         grid = dict(zip(self._outer.scope, np.unravel_index(self._outer.cell, self._outer.sizes), strict=True))
         scope = minimisation.chain_scope(number)
@@ -171,21 +188,6 @@ class _Master:
 
         k, n = len(shared), len(boundary)
         return flat(columns[:k], shared), flat(columns[k : k + n], boundary), flat(columns[k + n :], boundary)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The memory limit."""
-        return self._limit
-
-    @property
-    def solver(self) -> Solver:
-        """The restricted solver."""
-        return self._solver
-
-    @property
-    def minimisation(self) -> Minimisation:
-        """The exact weighted minimisation."""
-        return self._minimisation
 
 
 def _around_middle(chain: Chain, outside: np.ndarray) -> np.ndarray:
@@ -336,7 +338,7 @@ class _CountModel:
                 factor.trace(point, inner)
                 occurrences.append(inner)
             links.append(occurrences)
-        return self._master.minimisation.compose(values, links)
+        return compose(self._master.parts.domains, values, links)
 
     def _last_point(self, solver: CpSolver, number: int) -> int:
         return next(i for i, v in enumerate(self._last[number]) if solver.value(v))
@@ -359,10 +361,3 @@ def _eulerian(start: int, used: Sequence[tuple[int, int, int, int]]) -> list[int
                 walk.append(point)
     walk.reverse()
     return walk
-
-
-def _product(sizes: Sequence[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result

@@ -13,12 +13,14 @@ from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
 from tap_planner.search.assemble import assemble
+from tap_planner.search.configuration import Configuration
 from tap_planner.search.constraints import StrategyFilter, StrategyRule
+from tap_planner.search.costing import CostedModel
 from tap_planner.search.limited import LimitedSearch, least_memory
-from tap_planner.search.model import Configuration, CostedModel, Model
-from tap_planner.search.solver import Outcome, Solver
-from tap_planner.search.space import ModelSpace, block_hints
-from tap_planner.sharding import BatchMap, map_batch
+from tap_planner.search.model import Model, build_model
+from tap_planner.search.solver import Solver
+from tap_planner.search.weighting import Outcome
+from tap_planner.sharding import BatchMap, block_hints, map_batch
 
 WITHOUT_ACTIVATIONS = 1 << 40
 """Divisor of activations that leaves nothing of them."""
@@ -379,19 +381,3 @@ def _infeasible_hint(request: SearchRequest, least: int, limit: int) -> str:
 
 def _gigabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
-
-
-def build_model(
-    folded: FoldedGraph,
-    cluster: Cluster,
-    mesh: Mesh,
-    precision: str,
-    strategy_filter: StrategyFilter,
-    hints: dict[str, tuple[tuple[int, ...], ...]],
-) -> Model:
-    """Variables and terms of a folded graph on a mesh; runs that are no chains are taken apart."""
-    model = Model(ModelSpace(folded.graph, folded, cluster, mesh, precision, strategy_filter, hints))
-    if model.chainable():
-        return model
-    unfolded = FoldedGraph(graph=folded.graph, runs=())
-    return Model(ModelSpace(folded.graph, unfolded, cluster, mesh, precision, strategy_filter, hints))

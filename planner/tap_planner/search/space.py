@@ -22,7 +22,6 @@ from tap_planner.sharding import (
     Placement,
     Placements,
     Strategy,
-    block_hints,
     dual_placements,
     enumerate_strategies,
     fits,
@@ -49,6 +48,15 @@ class ParameterState:
 
     placement: Placements
     gradient: Placements
+
+    @property
+    def data_axes(self) -> tuple[int, ...]:
+        """Axes over which the parameter is replicated and its gradient is summed."""
+        return tuple(
+            axis
+            for axis, (placement, gradient) in enumerate(zip(self.placement, self.gradient, strict=True))
+            if placement.is_replicate and gradient.is_partial
+        )
 
 
 class ModelSpace:
@@ -216,6 +224,11 @@ class ModelSpace:
         return {name: tuple(slots) for name, slots in found.items()}
 
     @cached_property
+    def producers(self) -> Mapping[str, int]:
+        """Per tensor the index of the operator that makes it."""
+        return {name: index for index, operator in enumerate(self.graph.operators) for name in operator.outputs}
+
+    @cached_property
     def _options(self) -> Mapping[TensorType, frozenset[Placement]]:
         """Shard placements that any strategy gives to tensors of a type."""
         found: dict[TensorType, set[Placement]] = {}
@@ -325,7 +338,6 @@ __all__ = [
     "ModelSpace",
     "OperatorSpace",
     "ParameterState",
-    "block_hints",
     "read_placements",
     "storage_of_operand",
     "stored_placements",

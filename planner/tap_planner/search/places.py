@@ -1,0 +1,61 @@
+"""Where the operators of a folded graph are: run, occurrence, class and region of each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tap_planner.search.configuration import Configuration
+from tap_planner.search.space import ModelSpace
+from tap_planner.search.terms import RegionPolicy
+
+
+class Places:
+    """Places of the operators, by their index.
+
+    Regions are numbered in graph order: every occurrence of a run is one, and so is what lies between runs.
+
+    Args:
+        space: the folded graph.
+    """
+
+    def __init__(self, space: ModelSpace) -> None:
+        count = len(space.graph.operators)
+        self.num_operators = count
+        self.run_of = np.full(count, -1)
+        """[num_operators] number of the run; -1 outside runs."""
+        self.occurrence_of = np.zeros(count, dtype=np.int64)
+        """[num_operators] number of the occurrence inside the run; 0 outside runs."""
+        self.class_of = np.arange(count)
+        """[num_operators] the operator of the run's first occurrence that this one repeats; itself outside runs."""
+        self.region_of = np.zeros(count, dtype=np.int64)
+        """[num_operators] number of the region."""
+        self.run_regions: list[list[int]] = []
+        """Per run, the regions of its occurrences."""
+        self._locate(space)
+
+    def _locate(self, space: ModelSpace) -> None:
+        region, position = 0, 0
+        for number, run in enumerate(space.folded.runs):
+            if run.start > position:
+                self.region_of[position : run.start] = region
+                region += 1
+            for occurrence in range(run.count):
+                begin = run.start + occurrence * run.period
+                span = slice(begin, begin + run.period)
+                self.run_of[span] = number
+                self.occurrence_of[span] = occurrence
+                self.class_of[span] = np.arange(run.start, run.start + run.period)
+                self.region_of[span] = region + occurrence
+            self.run_regions.append(list(range(region, region + run.count)))
+            region += run.count
+            position = run.start + run.count * run.period
+        self.region_of[position:] = region
+
+    def policy(self, configuration: Configuration) -> RegionPolicy:
+        """Regions under the recompute setting."""
+        if configuration.recompute == "none" or not configuration.training:
+            return RegionPolicy(recomputed=frozenset(), working=frozenset())
+        return RegionPolicy(
+            recomputed=frozenset(region for regions in self.run_regions for region in regions),
+            working=frozenset(regions[-1] for regions in self.run_regions),
+        )
