@@ -8,6 +8,7 @@ general scheme for bounded inference", JACM 50(2), 2003. Tables are int64; ``INF
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -136,11 +137,13 @@ def join(factors: Sequence[Factor], scope: tuple[int, ...], domains: Mapping[int
     position = {v: d for d, v in enumerate(scope)}
     total = np.zeros(shape, dtype=np.int64)
     for factor in factors:
-        order = sorted(range(len(factor.scope)), key=lambda d: position[factor.scope[d]])
-        table = np.transpose(factor.table, order)
+        places = [position[v] for v in factor.scope]
+        table = factor.table
+        if any(later < earlier for earlier, later in itertools.pairwise(places)):
+            table = table.transpose(sorted(range(len(places)), key=places.__getitem__))
         expanded = [1] * len(scope)
-        for d in order:
-            expanded[position[factor.scope[d]]] = domains[factor.scope[d]]
+        for v, place in zip(factor.scope, places, strict=True):
+            expanded[place] = domains[v]
         total += table.reshape(expanded)
     return total
 

@@ -277,9 +277,9 @@ class _Search:
         """
         ceiling = None if self._best is None else self._best[1].ns
         bound: int | None = 0
+        model = self._model(candidate.setting[0], self._counts[0])
+        solver = Solver(CostedModel(model, self._configuration(candidate), repeat=1))
         for divisor in (WITHOUT_ACTIVATIONS, candidate.microbatches):
-            model = self._model(candidate.setting[0], self._counts[0])
-            solver = Solver(CostedModel(model, self._configuration(candidate), repeat=1))
             virtual = LimitedSearch(solver, self._request.limit_bytes, divisor)
             bound = virtual.virtual_bound_ns(self._multiplier, ceiling)
             if bound is None or (ceiling is not None and bound >= ceiling):

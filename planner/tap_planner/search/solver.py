@@ -79,10 +79,6 @@ class Solver:
         minimisation = Minimisation(self.parts, weights, False)
         return minimisation.outcome(), minimisation.marginals()
 
-    def bound(self, weights: Weights) -> int:
-        """A lower bound of SCALE x the least weighted cost (relaxed model)."""
-        return Minimisation(self.parts, weights, False).bound
-
     def optimum(self, weights: Weights) -> Outcome:
         """Least weighted cost, proven: ``bound`` equals the assignment's cost unless tables grew too large."""
         best = self._tighten(weights)
