@@ -13,12 +13,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[apply]'
-	touch $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[apply]'
+	@touch $@
 
 $(VENV)/.test-installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[apply,test]'
-	touch $@ $(VENV)/.demo-installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[apply,test]'
+	@touch $@ $(VENV)/.demo-installed
 
 demo: $(VENV)/.demo-installed
 	mkdir -p build
