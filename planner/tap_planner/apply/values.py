@@ -16,7 +16,7 @@ from tap_planner.apply.redistribute import redistribute
 from tap_planner.graph import TensorKind
 from tap_planner.plan import OperandDecision
 from tap_planner.program import Program
-from tap_planner.sharding import REPLICATE, Placements, shard
+from tap_planner.sharding import REPLICATE, Placements, read_placements
 
 
 class TensorValues:
@@ -83,7 +83,9 @@ class TensorValues:
             return self._sources[name]
         read = self._graph.tensors[name].read
         if read is not None:
-            return read_placements(self._store.decisions[read.parameter].placement, read.dims)
+            placements = read_placements(read, self._store.decisions[read.parameter].placement)
+            assert placements is not None, "a plan stores no parameter split along a dim that a read drops"
+            return placements
         return (REPLICATE,) * len(self._communicator.mesh_shape)
 
     def redistribute(self, index: int) -> None:
@@ -124,8 +126,3 @@ class TensorValues:
     def _tensor(self, value: np.ndarray, dtype: str) -> Tensor:
         tensor = torch.from_numpy(plain_array(value))
         return tensor.to(self._communicator.device, torch_dtype(dtype, self._dtype))
-
-
-def read_placements(stored: Placements, dims: Sequence[int | None]) -> Placements:
-    """Placements of a stored parameter in the dims of a read of it."""
-    return tuple(shard(list(dims).index(p.dim), p.blocks) if p.is_shard else p for p in stored)

@@ -10,7 +10,6 @@ _SPECIAL = {"FLOAT": "float32", "DOUBLE": "float64"}
 _NAMES: dict[int, str] = {
     number: _SPECIAL.get(label, label.lower()) for label, number in TensorProto.DataType.items() if number
 }
-_NUMBERS = {name: number for number, name in _NAMES.items()}
 _NUMPY: dict[str, np.dtype] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "bool": np.dtype(np.bool_),
@@ -31,11 +30,6 @@ _FROM_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 def dtype_name(number: int) -> str:
     """Lower-case name of an ONNX element type number (``undefined`` for an unknown one)."""
     return _NAMES.get(number, "undefined")
-
-
-def dtype_number(name: str) -> int:
-    """ONNX number of an element type name."""
-    return _NUMBERS[name]
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tap_planner.sharding import Placements, Step
+from tap_planner.sharding import Placements, Step, data_axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +97,7 @@ class ParameterDecision:
         """Axes on which the parameter is R and its gradient P."""
         if self.gradient is None:
             return ()
-        return tuple(
-            axis
-            for axis, (placement, gradient) in enumerate(zip(self.placement, self.gradient, strict=True))
-            if placement.is_replicate and gradient.is_partial
-        )
+        return data_axes(self.placement, self.gradient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from tap_planner.plan import (
 from tap_planner.schedule import BucketKey, assign_buckets
 from tap_planner.search.configuration import Configuration
 from tap_planner.search.model import Model
-from tap_planner.search.space import ParameterState, read_placements
+from tap_planner.search.space import ParameterState
 from tap_planner.search.weighting import Assignment
-from tap_planner.sharding import Placements, Strategy, dual_placements
+from tap_planner.sharding import Placements, Strategy, dual_placements, read_placements
 
 
 def assemble(

@@ -22,10 +22,12 @@ from tap_planner.sharding import (
     Placement,
     Placements,
     Strategy,
+    data_axes,
     dual_placements,
     enumerate_strategies,
     fits,
     local_shape,
+    stored_placements,
 )
 
 _OperatorKey = tuple[object, ...]
@@ -52,11 +54,7 @@ class ParameterState:
     @property
     def data_axes(self) -> tuple[int, ...]:
         """Axes over which the parameter is replicated and its gradient is summed."""
-        return tuple(
-            axis
-            for axis, (placement, gradient) in enumerate(zip(self.placement, self.gradient, strict=True))
-            if placement.is_replicate and gradient.is_partial
-        )
+        return data_axes(self.placement, self.gradient)
 
 
 class ModelSpace:
@@ -301,29 +299,6 @@ class ModelSpace:
         return tuple(state for state in states if fits(shape, state.placement, self.mesh_shape))
 
 
-def stored_placements(read: ParameterRead, placements: Placements) -> Placements:
-    """Placements of a read tensor in the dims of the stored parameter."""
-    return tuple(Placement(p.kind, _stored_dim(read, p.dim), p.blocks) if p.is_shard else p for p in placements)
-
-
-def _stored_dim(read: ParameterRead, dim: int) -> int:
-    stored = read.dims[dim]
-    assert stored is not None, "a dim of size 1 cannot be split"
-    return stored
-
-
-def read_placements(read: ParameterRead, placements: Placements) -> Placements | None:
-    """Placements of a stored parameter in the dims of a read; None where the read drops the dim."""
-    result: list[Placement] = []
-    for p in placements:
-        if p.is_shard:
-            if p.dim not in read.dims:
-                return None
-            p = Placement(p.kind, read.dims.index(p.dim), p.blocks)
-        result.append(p)
-    return tuple(result)
-
-
 def storage_of_operand(read: ParameterRead, placements: Placements, gradient: Placements | None) -> ParameterState:
     """How a parameter with a single reader is stored: as its reader wants it (where that is P(sum): replicated)."""
     stored = stored_placements(read, placements)
@@ -338,7 +313,5 @@ __all__ = [
     "ModelSpace",
     "OperatorSpace",
     "ParameterState",
-    "read_placements",
     "storage_of_operand",
-    "stored_placements",
 ]

@@ -10,10 +10,10 @@ from tap_planner.graph import TensorKind
 from tap_planner.operators import TensorType
 from tap_planner.search.elimination import INFINITE
 from tap_planner.search.places import Places
-from tap_planner.search.space import ModelSpace, read_placements
+from tap_planner.search.space import ModelSpace
 from tap_planner.search.storage import ParameterStorage
 from tap_planner.search.terms import Slot, Term
-from tap_planner.sharding import Placements, dual_placements
+from tap_planner.sharding import Placements, dual_placements, read_placements
 
 Readers = tuple[tuple[int, int], ...]
 """(operator, operand) pairs that read a tensor."""

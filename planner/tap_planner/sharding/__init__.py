@@ -2,6 +2,7 @@
 
 from tap_planner.sharding.batch import BatchMap, map_batch
 from tap_planner.sharding.hints import block_hints
+from tap_planner.sharding.parameters import data_axes, read_placements, stored_placements
 from tap_planner.sharding.placement import (
     PARTIAL,
     REPLICATE,
@@ -49,6 +50,7 @@ __all__ = [
     "axis_choices",
     "block_hints",
     "chunk_range",
+    "data_axes",
     "dim_segments",
     "dual",
     "dual_placements",
@@ -60,9 +62,11 @@ __all__ = [
     "make_strategy",
     "map_batch",
     "parse_placement",
+    "read_placements",
     "segment_length",
     "segmented",
     "shard",
     "step_elements",
     "step_kind",
+    "stored_placements",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -144,17 +145,10 @@ def dim_segments(
             return None
         axes = tuple(by_blocks[blocks])
         length = following // blocks
-        if blocks != counts[-1] and length % _product(mesh_shape[axis] for axis in axes):
+        if blocks != counts[-1] and length % math.prod(mesh_shape[axis] for axis in axes):
             return None
         segments.append(Segment(length, axes))
     return tuple(segments)
-
-
-def _product(values: Sequence[int] | object) -> int:
-    result = 1
-    for value in values:  # type: ignore[attr-defined]
-        result *= value
-    return result
 
 
 def chunk_range(length: int, parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
