@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tap_planner.operators import OperatorSignature
+from tests.operators import contrib_cases, detection_cases, quantised_cases, recurrent_cases, sampling_cases
 from tests.operators.operator_reference import index_type, signature, tensor
 
 _UNARY = (
@@ -200,6 +201,11 @@ CASES: tuple[OperatorSignature, ...] = (
     *_reductions(),
     *_normalisations(),
     *LOSSES,
+    *contrib_cases.CASES,
+    *quantised_cases.CASES,
+    *recurrent_cases.CASES,
+    *detection_cases.CASES,
+    *sampling_cases.CASES,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,13 @@ from tap_planner.operators import Factor, FactorRule, OperatorSignature, TensorT
 OPSET = 23
 Array = np.ndarray
 Range = tuple[int, int]
+
+REFERENCES: dict[str, Callable[[OperatorSignature, Sequence[Array | None]], list[Array]]] = {}
+"""Reference evaluations of operators that ONNX's evaluator lacks; families of cases register theirs."""
+VALUES: dict[str, Callable[[OperatorSignature, np.random.Generator], list[Array | None]]] = {}
+"""Operands of operators whose operands are not merely random floats."""
+LOCALISERS: dict[str, Callable[[dict[str, Any], Factor, Range, OperatorSignature], None]] = {}
+"""Changes that the attributes of an operator need on a part of a factor (a local number of heads)."""
 
 _AS_OPERANDS = {
     "Reshape": ("shape",),
@@ -145,6 +152,8 @@ def _conv_transpose(sig: OperatorSignature, values: Sequence[Array | None]) -> A
 
 def _run_here(sig: OperatorSignature, values: Sequence[Array | None]) -> list[Array] | None:
     """Outputs of operators that the reference evaluator lacks or gets wrong; None for the others."""
+    if sig.type in REFERENCES:
+        return REFERENCES[sig.type](sig, values)
     if sig.type == "Loss":
         return [_loss(sig, values)]
     if sig.type == "ConvTranspose":
@@ -179,6 +188,8 @@ def run(sig: OperatorSignature, values: Sequence[Array | None]) -> list[Array]:
 def random_values(sig: OperatorSignature, seed: int = 0) -> list[Array | None]:
     """Random operands in the domain of the operator; indices are within their range."""
     rng = np.random.default_rng(seed)
+    if sig.type in VALUES:
+        return VALUES[sig.type](sig, rng)
     values: list[Array | None] = []
     for found in sig.inputs:
         if found is None:
@@ -258,7 +269,10 @@ def localise(sig: OperatorSignature, rule: FactorRule, factor: int, part: Range)
     outputs = tuple(local(found, dims) for found, dims in zip(sig.outputs, rule.outputs, strict=True))
     attributes: dict[str, Any] = dict(sig.attributes)
     _localise_shapes(sig.type, attributes, inputs, outputs)
-    _localise_counts(attributes, rule.factors[factor], part)
+    if sig.type in LOCALISERS:
+        LOCALISERS[sig.type](attributes, rule.factors[factor], part, sig)
+    else:
+        _localise_counts(attributes, rule.factors[factor], part)
     return OperatorSignature(
         type=sig.type,
         attributes=tuple(sorted(attributes.items())),

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from tap_planner.errors import ModelError, UnsupportedGraphError
-from tap_planner.graph import compute, layout
+from tap_planner.graph import compute, contrib, detection, layout, quantised, recurrent, sampling
 from tap_planner.graph.branches import BranchTakenError
 from tap_planner.graph.dims import BoundInputs
 from tap_planner.graph.drafts import SMALL_ELEMENTS, Constants, Draft, Reads, Types, located, result_elements
@@ -24,7 +24,15 @@ from tap_planner.graph.values import Call, Form, Value
 from tap_planner.graph.weights import constant_value, read_external
 from tap_planner.operators import TensorType, lookup
 
-_CANONICAL: dict[str, Callable[[Call], Form]] = {**layout.CANONICAL, **compute.CANONICAL}
+_CANONICAL: dict[str, Callable[[Call], Form]] = {
+    **layout.CANONICAL,
+    **compute.CANONICAL,
+    **contrib.CANONICAL,
+    **quantised.CANONICAL,
+    **recurrent.CANONICAL,
+    **detection.CANONICAL,
+    **sampling.CANONICAL,
+}
 _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )

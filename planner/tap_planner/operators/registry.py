@@ -8,14 +8,19 @@ from tap_planner.errors import UnsupportedGraphError
 from tap_planner.operators import (
     attention,
     contraction,
+    contrib,
     convolution,
+    detection,
     elementwise,
     indexing,
     loss,
     movement,
     normalization,
+    quantised,
+    recurrent,
     reduction,
     reshape,
+    sampling,
 )
 from tap_planner.operators.building import ALL_OPERANDS, replicated_rule
 from tap_planner.operators.types import ComputeKind, FactorRule, OperatorRecord, OperatorSignature, TensorType
@@ -32,6 +37,11 @@ _FAMILIES = (
     reduction,
     normalization,
     attention,
+    contrib,
+    quantised,
+    recurrent,
+    detection,
+    sampling,
     loss,
 )
 

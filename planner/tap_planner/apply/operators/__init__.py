@@ -3,12 +3,17 @@
 from tap_planner.apply.operators import (  # noqa: F401  (the modules register their functions)
     attention,
     contraction,
+    contrib,
     convolution,
+    detection,
     elementwise,
     indexing,
     layout,
     normalization,
+    quantised,
+    recurrent,
     reduction,
+    sampling,
     sources,
 )
 from tap_planner.apply.operators.context import FUNCTIONS, Operands, OperatorContext, torch_dtype

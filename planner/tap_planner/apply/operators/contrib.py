@@ -1,0 +1,1 @@
+"""Fused operators of the com.microsoft domain."""

@@ -1,0 +1,1 @@
+"""Sampling of images and boxes: RoiAlign, GridSample, NonMaxSuppression and the like."""

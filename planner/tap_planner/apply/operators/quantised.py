@@ -1,0 +1,1 @@
+"""Quantisation: QDQ and QOperator forms, packed weights."""

@@ -1,0 +1,10 @@
+"""Sampling of images and boxes: RoiAlign, GridSample, NonMaxSuppression and the like."""
+
+from __future__ import annotations
+
+from tap_planner.operators.types import OperatorRecord
+
+__all__ = ["RECORDS"]
+
+RECORDS: tuple[OperatorRecord, ...] = ()
+"""Records of this family."""

@@ -1,0 +1,10 @@
+"""Quantisation: QDQ and QOperator forms, packed weights."""
+
+from __future__ import annotations
+
+from tap_planner.operators.types import OperatorRecord
+
+__all__ = ["RECORDS"]
+
+RECORDS: tuple[OperatorRecord, ...] = ()
+"""Records of this family."""
