@@ -31,6 +31,7 @@ def check_run(graph: Graph, run: Run) -> None:
         copies = [graph.operators[run.start + offset + run.period * i] for i in range(run.count)]
         assert len({copy.signature for copy in copies}) == 1
         assert "Loss" not in {copy.type for copy in copies}
+        assert len({tuple(graph.tensor(name).requires_gradient for name in copy.outputs) for copy in copies}) == 1
         for slot in range(len(copies[0].inputs)):
             check_column(graph, run, offset, [copy.inputs[slot] for copy in copies], position, uses)
     for index in range(run.start, run.stop):
@@ -39,7 +40,6 @@ def check_run(graph: Graph, run: Run) -> None:
             readers = uses.get(name, [])
             allowed = run.start + run.period * (occurrence + 2)
             if occurrence < run.count - 1:
-                assert name not in graph.outputs
                 assert all(reader < allowed for reader in readers)
 
 
@@ -51,7 +51,7 @@ def check_column(
         assert names[0] is None or position.get(names[0], -1) < run.start
         return
     tensors = [graph.tensor(name or "") for name in names]
-    assert len({(tensor.kind, tensor.type) for tensor in tensors}) == 1
+    assert len({(tensor.kind, tensor.type, tensor.requires_gradient) for tensor in tensors}) == 1
     if tensors[0].kind is TensorKind.ACTIVATION:
         distances = {run.start + offset + run.period * i - position[names[i] or ""] for i in range(run.count)}
         assert len(distances) == 1
@@ -59,10 +59,47 @@ def check_column(
     keys = [tensor.name if tensor.read is None else f"parameter {tensor.read.parameter}" for tensor in tensors]
     if len(set(keys)) == 1:
         return
-    assert tensors[0].kind in (TensorKind.PARAMETER, TensorKind.CONSTANT)
+    trainable = {parameter.name for parameter in graph.parameters if parameter.trainable}
+    assert len({tensor.read is not None and tensor.read.parameter in trainable for tensor in tensors}) == 1
+    assert len({graph.batch_dims.get(tensor.name) for tensor in tensors}) == 1
     for i, key in enumerate(keys):
         first = run.start + run.period * i
         assert all(first <= index < first + run.period for index in uses[key])
+
+
+def check_shared(folded: FoldedGraph) -> None:
+    """The stretches of every shared block are equal up to a bijection of values, operator by operator; each operator
+    is stood for once."""
+    graph = folded.graph
+    stood_for: list[int] = []
+    for run in folded.runs:
+        stood_for.extend(range(run.start + run.period, run.stop))
+    for block in folded.shared:
+        first, *others = block.starts
+        for other in others:
+            stood_for.extend(range(other, other + block.size))
+            forward: dict[str, str] = {}
+            for offset in range(block.size):
+                ours, theirs = graph.operators[first + offset], graph.operators[other + offset]
+                assert ours.signature == theirs.signature
+                for mine, yours in zip((*ours.inputs, *ours.outputs), (*theirs.inputs, *theirs.outputs), strict=True):
+                    assert (mine is None) == (yours is None)
+                    if mine is not None and yours is not None:
+                        check_pair(graph, mine, yours)
+                        assert forward.setdefault(mine, yours) == yours
+            assert len(set(forward.values())) == len(forward)
+    assert len(stood_for) == len(set(stood_for))
+    assert set(folded.representatives()) == set(range(len(graph.operators))) - set(stood_for)
+    count = sum(operator.type != "Loss" for operator in graph.operators)
+    assert folded.folded_share == pytest.approx(len(stood_for) / max(count, 1))
+
+
+def check_pair(graph: Graph, mine: str, yours: str) -> None:
+    """Two values in the same place of a shared block: alike, and the same if they are structure."""
+    ours, theirs = graph.tensor(mine), graph.tensor(yours)
+    assert (ours.kind, ours.type, ours.requires_gradient) == (theirs.kind, theirs.type, theirs.requires_gradient)
+    if ours.kind is TensorKind.CONSTANT and (not ours.type.is_float or ours.type.num_elements == 1):
+        assert graph.constants.key(mine) == graph.constants.key(yours)
 
 
 def rebuilt(folded: FoldedGraph) -> list[tuple[object, ...]]:
@@ -89,7 +126,7 @@ def test_runs_are_true_repeats(name: str) -> None:
     for run in (*folded.runs, *folded.short_runs):
         check_run(graph, run)
     assert rebuilt(folded) == [(item.signature, item.inputs, item.outputs) for item in graph.operators]
-    assert len(folded.representatives()) == len(graph.operators) - sum(run.saving for run in folded.runs)
+    check_shared(folded)
 
 
 @pytest.mark.parametrize(("name", "layers"), SHARES.items())
@@ -104,7 +141,7 @@ def test_two_layers_are_found(name: str) -> None:
     """Both layers of the exports are one run of two, with shared masks and rotary tables."""
     folded = fold(bound(data_model(name), training=True))
     assert [run.count for run in folded.runs] == [2]
-    assert folded.folded_share > 0.4
+    assert folded.chained_share > 0.4
 
 
 def test_runs_of_resnet50() -> None:
@@ -169,6 +206,7 @@ def test_random_chains(
     for run in (*folded.runs, *folded.short_runs):
         check_run(graph, run)
     assert rebuilt(folded) == [(item.signature, item.inputs, item.outputs) for item in graph.operators]
+    check_shared(folded)
     covered = [index for run in folded.runs for index in range(run.start, run.stop)]
     assert len(covered) == len(set(covered))
 
@@ -181,10 +219,27 @@ def test_equal_layers_fold(tmp_path: Path, shared: bool, tied: bool) -> None:
     assert [(run.period, run.count) for run in folded.runs] == [(4, 8)]
 
 
-def test_an_output_inside_ends_the_chain(tmp_path: Path) -> None:
-    """A layer whose inner value is a graph output is the last of its run."""
+def test_an_output_inside_is_no_obstacle(tmp_path: Path) -> None:
+    """Inner values of a layer may be graph outputs (the caches of a decoder): they cost nothing."""
     folded = fold(chain(tmp_path, [0] * 8, shared=False, tied=False, tap=3))
-    assert [(run.period, run.count) for run in folded.runs] == [(4, 4), (4, 4)]
+    assert [(run.period, run.count) for run in folded.runs] == [(4, 8)]
+
+
+def test_layers_with_inputs_and_outputs_of_their_own_fold() -> None:
+    """The layers of a decoder with caches are one run, each with its own cache as graph inputs and outputs."""
+    graph = bind(data_model("llama_decode_tiny"), BindOptions(batch=4, dims={"past": 16}))
+    (run,) = fold(graph).runs
+    check_run(graph, run)
+    assert run.count == 2
+
+
+@pytest.mark.parametrize("frozen", ["model.layers.0.*", "*layers.1.mlp.up_proj*"])
+def test_frozen_layers_do_not_fold_with_trained_ones(frozen: str) -> None:
+    """Layers whose gradients differ are not equal: the first layer's backward is shorter, a frozen weight has none."""
+    graph = bind(data_model("hm_llama_tiny"), BindOptions(batch=4, dims={"seq": 16}, training=True, freeze=(frozen,)))
+    folded = fold(graph)
+    assert folded.runs == ()
+    check_shared(folded)
 
 
 def test_short_periods_are_reported_apart(tmp_path: Path) -> None:
@@ -211,5 +266,109 @@ def test_very_wide_operators_stay_outside(tmp_path: Path) -> None:
     folded = fold(bind(model, BindOptions()))
     for run in folded.runs:
         check_run(folded.graph, run)
+    check_shared(folded)
     assert folded.graph.operators[-1].type == "Concat"
-    assert folded.folded_share == 0.0
+    assert folded.chained_share == 0.0
+
+
+FOLDED = {
+    "deep_gpt2_48": 0.94,
+    "deep_bert_12": 0.80,
+    "deep_llama_12": 0.88,
+    "deep_vit_12": 0.82,
+    "deep_t5_6": 0.62,
+    "deep_resnet_152": 0.82,
+    "deep_moe8x8": 0.75,
+    "deep_unet": 0.20,
+}
+"""Least folded shares."""
+
+
+@pytest.mark.parametrize(("name", "least"), FOLDED.items())
+@pytest.mark.parametrize("training", [False, True])
+def test_folded_shares_of_deep_models(name: str, least: float, training: bool) -> None:
+    """Deep models fold at least so far, and what is found is proven operator by operator."""
+    graph = bind(data_model(name), BindOptions(training=training))
+    folded = fold(graph)
+    for run in folded.runs:
+        check_run(graph, run)
+    check_shared(folded)
+    assert folded.folded_share >= least
+
+
+def test_experts_inside_a_layer_are_one_block() -> None:
+    """The eight experts of a layer share a block although the layers are already a run."""
+    folded = fold(bind(data_model("deep_moe8x8"), BindOptions(batch=8)))
+    (run,) = folded.runs
+    inside = [
+        block
+        for block in folded.shared
+        if sum(run.start <= start < run.start + run.period for start in block.starts) >= 5
+    ]
+    assert inside and max(block.size for block in inside) >= 14
+
+
+def test_levels_of_a_unet_are_shared() -> None:
+    """Residual blocks on the way down and on the way up are one block."""
+    graph = bind(data_model("deep_unet"), BindOptions(batch=8))
+    folded = fold(graph)
+    middle = len(graph.operators) // 2
+    assert any(block.starts[0] < middle / 2 and block.starts[-1] > middle * 3 / 2 for block in folded.shared)
+
+
+@given(
+    st.lists(st.sampled_from(["one", "two", "three", "Exp", "Neg", "Sin"]), min_size=1, max_size=14), st.integers(0, 3)
+)
+def test_random_pieces_are_shared(tmp_path_factory: pytest.TempPathFactory, pieces: list[str], skip: int) -> None:
+    """Pieces of several operators strewn among others: all that is found is true."""
+    lines: list[str] = []
+    values = ["x"]
+
+    def emit(text: str) -> None:
+        values.append(f"v{len(values)}")
+        lines.append(f"{values[-1]} = {text}")
+
+    for number, piece in enumerate(pieces):
+        value, older = values[-1], values[max(0, len(values) - 1 - skip)]
+        if piece in ("one", "two", "three"):
+            kinds = {"one": ("Relu", "Tanh"), "two": ("Tanh", "Sigmoid"), "three": ("Relu", "Relu")}[piece]
+            emit(f"{kinds[0]} ({value})")
+            emit(f"{kinds[1]} ({values[-1]})")
+            emit(f"Mul ({values[-1]}, {value})")
+            emit(f"Add ({values[-1]}, {older if number % 2 else value})")
+        else:
+            emit(f"{piece} ({value})")
+    body = "\n".join(lines)
+    model = text_model(tmp_path_factory.mktemp("pieces"), f"g (float[4] x) => (float {values[-1]}) {{ {body} }}")
+    folded = fold(bind(model, BindOptions()))
+    for run in (*folded.runs, *folded.short_runs):
+        check_run(folded.graph, run)
+    check_shared(folded)
+
+
+def test_pieces_apart_are_found(tmp_path: Path) -> None:
+    """Two equal pieces between unlike operators are one block, whatever outside value they read."""
+    piece = "{0}a = Relu ({1})\n{0}b = Tanh ({0}a)\n{0}c = Mul ({0}b, {2})\n{0}d = Add ({0}c, {1})\n"
+    body = (
+        "p = Exp (x)\n" + piece.format("u", "p", "x") + "q = Sin (ud)\n" + piece.format("w", "q", "p") + "y = Neg (wd)"
+    )
+    folded = fold(bind(text_model(tmp_path, f"g (float[4] x) => (float y) {{ {body} }}"), BindOptions()))
+    assert folded.runs == ()
+    # The Mul of the first piece reads the graph's input, that of the second an operator's value: they differ.
+    assert folded.shared == ()
+    body = body.replace("Mul (ub, x)", "Mul (ub, o)").replace("p = Exp (x)", "o = Cos (x)\np = Exp (x)")
+    folded = fold(bind(text_model(tmp_path, f"g (float[4] x) => (float y) {{ {body} }}"), BindOptions()))
+    assert [(block.starts, block.size) for block in folded.shared] == [((2, 7), 4)]
+    check_shared(folded)
+
+
+def test_a_value_read_twice_is_no_two_values(tmp_path: Path) -> None:
+    """A stretch that reads one outside value twice does not match one that reads two."""
+    piece = "{0}a = Relu ({1})\n{0}b = Tanh ({0}a)\n{0}c = Mul ({0}b, {2})\n{0}d = Add ({0}c, {3})\n"
+    body = (
+        "o = Cos (x)\np = Exp (x)\n" + piece.format("u", "p", "o", "o") + "q = Sin (ud)\n"
+        + piece.format("w", "q", "p", "o") + "y = Neg (wd)"
+    )  # fmt: skip
+    folded = fold(bind(text_model(tmp_path, f"g (float[4] x) => (float y) {{ {body} }}"), BindOptions()))
+    check_shared(folded)
+    assert [(block.starts, block.size) for block in folded.shared] == [((2, 7), 3)]

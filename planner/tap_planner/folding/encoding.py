@@ -18,17 +18,18 @@ class Encoding:
     """Operators (without the loss) as integers."""
 
     labels: np.ndarray
-    """[n] equal for operators with equal signature, attributes, and kinds of operands."""
+    """[n] equal for operators with equal signature, attributes, and kinds of operands, whose gradients are needed
+    alike."""
     entities: np.ndarray
     """[n, k] identity of each operand; -1 where there is none or where the label says everything."""
     origins: np.ndarray
-    """[n, k] operator that makes the operand; for a parameter the first that reads it."""
+    """[n, k] operator that makes the operand; for a parameter or an input the first that reads it."""
     is_local: np.ndarray
-    """[n, k] whether the operand is a parameter (or a table that is treated as one)."""
+    """[n, k] whether the operand is a parameter or a graph input (or a table that is treated as one)."""
     last_use: np.ndarray
     """[n, k] the last operator that reads the same parameter."""
     edges: np.ndarray
-    """[e, 2] producer and consumer of each activation; graph outputs are consumed by operator n."""
+    """[e, 2] producer and consumer of each activation; the loss is operator n."""
 
     @property
     def size(self) -> int:
@@ -45,6 +46,7 @@ class _Encoder:
             for index, operator in enumerate(self.operators)
             for slot, name in enumerate(operator.outputs)
         }
+        self._trainable = {parameter.name for parameter in graph.parameters if parameter.trainable}
         self._labels: dict[Hashable, int] = {}
         self._signatures: dict[Hashable, int] = {}
         self._local: dict[str, int] = {}
@@ -76,7 +78,7 @@ class _Encoder:
                     continue
                 made = self._producers.get(name)
                 if made is not None:
-                    tags.append(made[1])
+                    tags.append((made[1], self._graph.tensors[name].requires_gradient))
                     entities[index, slot] = origins[index, slot] = made[0]
                     self._edges.append((made[0], index))
                     continue
@@ -90,9 +92,6 @@ class _Encoder:
                     last_use[index, slot] = self._last[entity]
                 tags.append(tag)
             labels[index] = self._label(operator, tags)
-        for name in self._graph.outputs:
-            if name in self._producers:
-                self._edges.append((self._producers[name][0], count))
         if self._graph.loss is not None:
             for name in self._graph.operators[-1].inputs:
                 if name in self._producers:
@@ -104,7 +103,8 @@ class _Encoder:
 
     def _label(self, operator: Operator, tags: list[Hashable]) -> int:
         signature = self._signatures.setdefault(operator.signature, len(self._signatures))
-        return self._labels.setdefault((signature, tuple(tags)), len(self._labels))
+        needed = any(self._graph.tensors[name].requires_gradient for name in operator.outputs)
+        return self._labels.setdefault((signature, needed, tuple(tags)), len(self._labels))
 
     def _find_uses(self) -> None:
         for index, operator in enumerate(self.operators):
@@ -123,9 +123,10 @@ class _Encoder:
     def _outer(self, tensor: Tensor) -> tuple[Hashable, str | None]:
         """What the label says of an operand that no operator makes, and the identity that it may vary in."""
         if tensor.read is not None:
-            return ("parameter", tensor.read.dims), f"parameter {tensor.read.parameter}"
+            tag = ("parameter", tensor.read.dims, tensor.requires_gradient, tensor.read.parameter in self._trainable)
+            return tag, f"parameter {tensor.read.parameter}"
         if tensor.kind is not TensorKind.CONSTANT:
-            return ("input", tensor.name), None
+            return ("input", self._graph.batch_dims.get(tensor.name)), f"input {tensor.name}"
         key = self._graph.constants.key(tensor.name)
         if tensor.type.is_float and tensor.type.num_elements > 1:
             return ("table",), f"table {key}"
@@ -135,7 +136,7 @@ class _Encoder:
 def encode(graph: Graph) -> Encoding:
     """Encode a graph; the loss is left out.
 
-    Parameters, and float tables that are constant, may differ between occurrences as long as each is used in one
-    occurrence only. Scalars and integers are compared by value, graph inputs by name.
+    Parameters, graph inputs (the caches of a decoder), and float tables that are constant, may differ between
+    occurrences as long as each is used in one occurrence only. Scalars and integers are compared by value.
     """
     return _Encoder(graph).encode()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tap_planner.folding.encoding import Encoding, encode
+from tap_planner.folding.shared import find_shared
 from tap_planner.folding.types import MIN_PERIOD, FoldedGraph, Run
 from tap_planner.graph import Graph
 
@@ -35,14 +36,17 @@ def fold(graph: Graph) -> FoldedGraph:
     """Find the repeated blocks of a graph.
 
     Runs are chosen greedily by how many operators they save and do not overlap. A run is a chain: a value made in
-    one occurrence is read in it, in the next, or, if it is the last, after the run. The loss is in no run.
+    one occurrence is read in it, in the next, or, if it is the last, after the run. The loss is in no run. What the
+    runs leave is searched for blocks that come again elsewhere.
     """
     encoding = encode(graph)
-    runs = _choose(encoding, _stretches(encoding))
+    found = _choose(encoding, _stretches(encoding))
+    runs = tuple(run for run in found if run.period >= MIN_PERIOD)
     return FoldedGraph(
         graph=graph,
-        runs=tuple(run for run in runs if run.period >= MIN_PERIOD),
-        short_runs=tuple(run for run in runs if run.period < MIN_PERIOD),
+        runs=runs,
+        shared=find_shared(encoding, found),
+        short_runs=tuple(run for run in found if run.period < MIN_PERIOD),
     )
 
 

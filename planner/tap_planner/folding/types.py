@@ -10,6 +10,9 @@ from tap_planner.graph import Graph
 MIN_PERIOD = 3
 """Repeats of fewer operators are not worth a block."""
 
+MIN_STRETCH = 6
+"""Shared stretches of fewer operators are not written as blocks of a plan: their names would outweigh them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -31,6 +34,23 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBlock:
+    """Stretches of operators that are equal up to names but form no chain: from each of ``starts``, ``size`` operators.
+
+    All lie between runs, in the first occurrences of runs, or in the first stretch of a larger block.
+    """
+
+    starts: tuple[int, ...]
+    """Ascending; the first stands for the others."""
+    size: int
+
+    @property
+    def saving(self) -> int:
+        """Operators that need not be looked at again."""
+        return self.size * (len(self.starts) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OccurrenceNames:
     """For each name of the first occurrence the names in all occurrences, in order."""
 
@@ -41,32 +61,65 @@ class OccurrenceNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedGraph:
-    """A graph and its runs; they do not overlap and are sorted by start."""
+    """A graph with its runs, which do not overlap and are sorted by start, and its shared blocks."""
 
     graph: Graph
     runs: tuple[Run, ...]
+    shared: tuple[SharedBlock, ...] = ()
+    """Sorted by their first start, larger ones before those inside them."""
     short_runs: tuple[Run, ...] = ()
     """Runs with a period under ``MIN_PERIOD``, reported and not used."""
 
     def representatives(self) -> tuple[int, ...]:
-        """Indices of the operators that are in no second or later occurrence."""
+        """Indices of the operators that are in no second or later occurrence of a run or of a shared block."""
         kept = [True] * len(self.graph.operators)
         for run in self.runs:
-            for index in range(run.start + run.period, run.stop):
-                kept[index] = False
+            kept[run.start + run.period : run.stop] = [False] * run.saving
+        for block in self.shared:
+            for start in block.starts[1:]:
+                kept[start : start + block.size] = [False] * block.size
         return tuple(index for index, keep in enumerate(kept) if keep)
 
     @property
     def folded_share(self) -> float:
-        """Share of the operators that are repeats of others."""
-        total = len(self.graph.operators)
+        """Share of the model's operators (the loss is none of them) that are repeats of others."""
+        total = self._num_operators
+        return (
+            (sum(run.saving for run in self.runs) + sum(block.saving for block in self.shared)) / total
+            if total
+            else 0.0
+        )
+
+    @property
+    def chained_share(self) -> float:
+        """Share of the operators that are repeats in runs."""
+        total = self._num_operators
         return sum(run.saving for run in self.runs) / total if total else 0.0
+
+    @property
+    def _num_operators(self) -> int:
+        return sum(operator.type != "Loss" for operator in self.graph.operators)
 
     @property
     def short_share(self) -> float:
         """Share of the operators that short runs would save besides."""
-        total = len(self.graph.operators)
+        total = self._num_operators
         return sum(run.saving for run in self.short_runs) / total if total else 0.0
+
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """(start, stop) of the outermost shared stretches between runs, ascending: what a plan writes as blocks."""
+        free = [True] * len(self.graph.operators)
+        for run in self.runs:
+            free[run.start : run.stop] = [False] * (run.stop - run.start)
+        found: list[tuple[int, int]] = []
+        for block in sorted(self.shared, key=lambda block: -block.size):
+            starts = [start for start in block.starts if all(free[start : start + block.size])]
+            if block.size < MIN_STRETCH or len(starts) < 2:
+                continue
+            for start in starts:
+                free[start : start + block.size] = [False] * block.size
+            found.extend((start, start + block.size) for start in starts)
+        return tuple(sorted(found))
 
     def occurrence_names(self, run: Run) -> OccurrenceNames:
         """How the names of the first occurrence read in each occurrence."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from itertools import accumulate
 
 from tap_planner.cluster import Cluster, axis_levels
 from tap_planner.graph import Graph, Operator, TensorKind
@@ -244,12 +245,13 @@ class _Assembly:
             )
 
     def _regions(self) -> tuple[Region, ...]:
-        members: dict[int, list[int]] = {}
+        pieces = self._pieces()
+        members: dict[tuple[int, int], list[int]] = {}
         for index, region in enumerate(self._model.region_of.tolist()):
-            members.setdefault(region, []).append(index)
+            members.setdefault((region, pieces[index]), []).append(index)
         recomputed = self._model.policy(self._configuration).recomputed
         result: list[Region] = []
-        for region, indices in sorted(members.items()):
+        for (region, _), indices in sorted(members.items()):
             run = int(self._model.run_of[indices[0]])
             result.append(
                 Region(
@@ -260,3 +262,11 @@ class _Assembly:
                 )
             )
         return tuple(result)
+
+    def _pieces(self) -> list[int]:
+        """[num_operators] rises at both ends of every shared stretch between runs, so that equal ones are written
+        once."""
+        rises = [0] * (len(self._graph.operators) + 1)
+        for start, stop in self._space.folded.stretches():
+            rises[start] = rises[stop] = 1
+        return list(accumulate(rises[:-1]))
