@@ -39,6 +39,14 @@ class Outcome(Protocol):
 @click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps to run.")
 @click.option("--init", type=click.Choice(["random"]), help="Make random weights instead of reading the model's.")
 @click.option("--verify", is_flag=True, help="Compare with a single process, and the collectives with the plan's.")
+@click.option(
+    "--custom-ops",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.py",
+    allow_from_autoenv=False,
+    help="RUNS THE CODE of a Python file that defines operators, see docs/custom-rules.md (repeatable).",
+)
 @click.option("--backend", type=click.Choice(["gloo", "nccl"]), help="Communication library; default: by device.")
 @common_options
 def command(
@@ -50,6 +58,7 @@ def command(
     steps: int,
     init: str | None,
     verify: bool,
+    custom_ops: tuple[Path, ...],
     backend: str | None,
     quiet: bool,
     verbose: bool,
@@ -69,6 +78,7 @@ def command(
         init_random=init == "random",
         verify=verify,
         backend=backend,
+        custom_ops=custom_ops,
     )
     from tap_planner import api
 

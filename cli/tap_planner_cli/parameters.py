@@ -72,7 +72,7 @@ class NumberOrAuto(click.ParamType):
 
 
 class Assignment(click.ParamType):
-    """``name=value`` with an integer (or, on request, several or a boolean)."""
+    """``name=value`` with an integer (or, on request, several, or numbers and booleans)."""
 
     name = "name=value"
 
@@ -85,18 +85,27 @@ class Assignment(click.ParamType):
         if isinstance(value, tuple):
             return value
         name, equals, text = value.rpartition("=")
-        example = "x=4,8" if self._several else "seq=128"
+        example = "x=4,8" if self._several or self._values else "seq=128"
         if not name or not equals:
             self.fail(f"{value!r}, expected NAME=VALUE as {example}", param, ctx)
         if self._several:
             parts = text.split(",")
             if all(re.fullmatch(r"[0-9]{1,12}", part) for part in parts):
                 return name, tuple(map(int, parts))
-        elif self._values and text in ("true", "false"):
-            return name, int(text == "true")
-        elif re.fullmatch(r"-?[0-9]{1,18}" if self._values else r"[1-9][0-9]{0,11}", text):
+        elif self._values:
+            numbers = tuple(_number(part) for part in text.split(","))
+            if None not in numbers:
+                return name, numbers if len(numbers) > 1 else numbers[0]
+        elif re.fullmatch(r"[1-9][0-9]{0,11}", text):
             return name, int(text)
         self.fail(f"{value!r}: {text!r} is no value for {name!r}, expected for example {example}", param, ctx)
+
+
+def _number(text: str) -> int | None:
+    """An integer or boolean, None for anything else."""
+    if text in ("true", "false"):
+        return int(text == "true")
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
 
 
 PERCENT = PercentType()

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from tap_planner.errors import TapError, UsageError
+from tap_planner.operators import load_custom_rules
 from tap_planner.plan import (
     LOSSES,
     MODES,
@@ -42,7 +43,7 @@ _NOT_PLANNING = {"model", "cluster", "output", "check", "report", "quiet", "verb
 @click.option("--batch", type=_POSITIVE, help="Global batch of one step.")
 @click.option("--dim", type=Assignment(), multiple=True, help="Value of a symbolic dim (repeatable).")
 @click.option("--shape", type=Assignment(several=True), multiple=True, help="Shape of an input, as x=4,8.")
-@click.option("--value", type=Assignment(values=True), multiple=True, help="Value of an integer or boolean input.")
+@click.option("--value", type=Assignment(values=True), multiple=True, help="Value of an integer or boolean input; as s=8,3 of one with several elements.")
 @click.option("--batch-dim", metavar="NAME", help="Symbolic dim that carries the batch.")
 @click.option("--mode", type=click.Choice(MODES), default="train", show_default=True)
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True)
@@ -60,6 +61,13 @@ _NOT_PLANNING = {"model", "cluster", "output", "check", "report", "quiet", "verb
 @click.option("--max-memory", type=SIZE, default="device", show_default=True, help="Per device, as 60GiB; or none.")
 @click.option(
     "--constraint", multiple=True, metavar="RULE", help="batch!=AXIS or OPERATORS:AXIS=FACTOR or != (repeatable)."
+)
+@click.option(
+    "--custom-rule",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML rules of operators that are not known, see docs/custom-rules.md (repeatable).",
 )
 @click.option("--check", type=click.Path(path_type=Path), help="Re-plan with this plan's options and compare.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write times and diagnosis as JSON.")
@@ -112,6 +120,7 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         batch_dim=values["batch_dim"],
         freeze=values["freeze"],
         train=values["train"],
+        custom_rules=load_custom_rules(values["custom_rule"]),
     )
 
 

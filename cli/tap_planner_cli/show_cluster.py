@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 
 from tap_planner_cli.errors import printable
 from tap_planner_cli.show_text import heading, table
 from tap_planner_cli.units import format_bytes, format_count, format_ns
 
 if TYPE_CHECKING:
-    from tap_planner.cluster import Cluster
+    from tap_planner.cluster import Cluster, Device, Level
 
 
 def print_cluster(console: Console, cluster: Cluster, findings: Sequence[str]) -> None:
-    """Print device, levels and what looks wrong."""
-    device = cluster.device
+    """Print devices, levels and what looks wrong."""
     console.print(f"{printable(cluster.name)}: {format_count(cluster.num_devices)} devices, {cluster.library}")
-    heading(console, f"Device {printable(device.name)}")
-    reserved = f" ({format_bytes(cluster.reserved_memory_bytes)} reserved)" if cluster.reserved_memory_bytes else ""
-    rows = [
+    if cluster.node_groups:
+        _print_groups(console, cluster)
+    else:
+        heading(console, f"Device {printable(cluster.device.name)}")
+        console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
+        heading(console, "Levels, inner to outer")
+        console.print(_level_table(cluster.levels))
+    heading(console, "Findings")
+    for finding in findings or ("none",):
+        console.print(printable(finding), soft_wrap=True)
+
+
+def _device_rows(device: Device, reserved_bytes: int) -> list[tuple[str, str]]:
+    reserved = f" ({format_bytes(reserved_bytes)} reserved)" if reserved_bytes else ""
+    return [
         ("memory", format_bytes(device.memory_bytes) + reserved),
         ("memory bandwidth", _rate(device.memory_bandwidth_bytes_per_s, "B/s")),
         *((f"peak {dtype}", _rate(peak, "FLOP/s")) for dtype, peak in device.peak_flops.items()),
         ("launch", format_ns(device.launch_ns)),
         ("source", device.source or "-"),
     ]
-    console.print(table(("", ""), rows))
-    heading(console, "Levels, inner to outer")
-    levels = [
+
+
+def _level_table(levels: Iterable[Level]) -> Table:
+    rows = [
         (
             level.name,
             str(level.size),
@@ -40,13 +53,22 @@ def print_cluster(console: Console, cluster: Cluster, findings: Sequence[str]) -
             format_ns(level.latency_ns),
             f"{level.oversubscription_permille / 1000:g}",
         )
-        for level in cluster.levels
+        for level in levels
     ]
     columns = ("level", "size", "kind", "links", "bandwidth each", "latency", "oversubscription")
-    console.print(table(columns, levels, right=(*columns[3:], "size")))
-    heading(console, "Findings")
-    for finding in findings or ("none",):
-        console.print(printable(finding), soft_wrap=True)
+    return table(columns, rows, right=(*columns[3:], "size"))
+
+
+def _print_groups(console: Console, cluster: Cluster) -> None:
+    """Unlike nodes: device and links of every group, then the pace of equal parts."""
+    for number, group in enumerate(cluster.node_groups):
+        nodes = f"{format_count(group.nodes)} {'node' if group.nodes == 1 else 'nodes'} x {group.devices_per_node}"
+        heading(console, f"Node group {printable(group.name)}: {nodes} devices {printable(group.device.name)}")
+        console.print(table(("", ""), _device_rows(group.device, cluster.reserved_memory_bytes)))
+        console.print()
+        console.print(_level_table(cluster.link(level, number) for level in range(len(cluster.levels))))
+    heading(console, "Equal parts on all of them: the pace of the slowest, the memory of the smallest")
+    console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
 
 
 def _rate(value: int, unit: str) -> str:

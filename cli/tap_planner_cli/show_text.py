@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tap_planner.plan import BlockDisplay, BlockEntry, ParameterEntry, PlanDocument, display_blocks
+from tap_planner.plan import BlockDisplay, BlockEntry, ParameterEntry, PlanDocument, device_kinds, display_blocks
 from tap_planner.sharding import Placements
 from tap_planner_cli.errors import printable
 from tap_planner_cli.units import format_bytes, format_count, format_ns, share
@@ -57,6 +57,8 @@ def _print_head(console: Console, document: PlanDocument) -> None:
     ]
     if options.constraints:
         lines.append(("constraints", ", ".join(map(str, options.constraints))))
+    if options.custom_rules:
+        lines.append(("custom rules", ", ".join(rule.type for rule in options.custom_rules)))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, text in lines:
         if text:
@@ -75,6 +77,21 @@ def _print_mesh(console: Console, document: PlanDocument) -> None:
         f"microbatches {document.pipeline.microbatches}, ZeRO {levels}, recompute {', '.join(recompute)}, "
         f"schedule {document.pipeline.schedule}"
     )
+    if document.mesh.idle:
+        console.print(f"idle: {idle_text(document)}", soft_wrap=True)
+
+
+def idle_text(document: PlanDocument) -> str:
+    """Which devices have nothing to do, and why."""
+    mesh = document.mesh
+    why = "; ".join(
+        f"{entry.reason}, which leaves {entry.axis} {_coordinates(entry.first, entry.end)} idle" for entry in mesh.idle
+    )
+    return f"{format_count(mesh.num_idle)} of {format_count(len(mesh.ranks))} devices: {why}"
+
+
+def _coordinates(first: int, end: int) -> str:
+    return str(first) if end == first + 1 else f"{first} to {end - 1}"
 
 
 def _print_time(console: Console, document: PlanDocument) -> None:
@@ -95,10 +112,19 @@ def _print_time(console: Console, document: PlanDocument) -> None:
 def _print_memory(console: Console, document: PlanDocument) -> None:
     predicted = document.predicted
     total = predicted.total_memory_bytes
-    device = document.cluster.get("device")
-    capacity = device.get("memory_bytes") if isinstance(device, dict) else None
-    of = f" of {format_bytes(capacity)}" if isinstance(capacity, int) else ""
+    kinds = device_kinds(document)
+    of = f" of {format_bytes(kinds[0].memory_bytes)}" if len(kinds) == 1 else ""
     heading(console, f"Memory per device: {format_bytes(total)}{of}")
+    if len(kinds) > 1:
+        devices = [
+            (kind.group, format_count(kind.num_devices), kind.device, format_bytes(kind.limit_bytes)) for kind in kinds
+        ]
+        used = [share(total, kind.limit_bytes) for kind in kinds]
+        columns = ("node group", "devices", "kind", "usable", "used")
+        console.print(
+            table(columns, [(*row, text) for row, text in zip(devices, used, strict=True)], right=columns[3:])
+        )
+        console.print()
     rows = [(kind, format_bytes(size), share(size, total)) for kind, size in predicted.memory_bytes.items()]
     console.print(table(("kind", "memory", "share"), rows, right=("memory", "share")))
 

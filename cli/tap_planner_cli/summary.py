@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tap_planner.errors import InfeasibleError, TapError
-from tap_planner.plan import PlanDocument, write_text
+from tap_planner.plan import PlanDocument, device_kinds, write_text
 from tap_planner_cli.errors import printable
+from tap_planner_cli.show_text import idle_text
 from tap_planner_cli.units import format_bytes, format_ns, share
 
 
@@ -29,9 +30,11 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
             f"{format_ns(predicted.step_ns)} predicted, "
             f"{share(predicted.communication_ns - predicted.hidden_ns, predicted.step_ns)} of it communication",
         ),
-        ("memory", f"{format_bytes(predicted.total_memory_bytes)} per device"),
+        ("memory", _memory(document)),
         ("proof", _proof(document)),
     ]
+    if document.mesh.idle:
+        rows.append(("idle", idle_text(document)))
     if output is not None:
         rows.append(("plan", str(output)))
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -42,6 +45,17 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
     if certificate.gap_basis_points > max(wanted, 0) and certificate.status != "optimal":
         text = f"warning: the plan is not proven to be within {wanted / 100:g} % of the optimum; the gap is given above"
         console.print(Text(text, style="yellow"))
+
+
+def _memory(document: PlanDocument) -> str:
+    total = document.predicted.total_memory_bytes
+    kinds = device_kinds(document)
+    if len(kinds) == 1:
+        return f"{format_bytes(total)} per device"
+    of = ", ".join(
+        f"{share(total, kind.limit_bytes)} of {kind.device}'s {format_bytes(kind.limit_bytes)}" for kind in kinds
+    )
+    return f"{format_bytes(total)} per device: {of}"
 
 
 def _proof(document: PlanDocument) -> str:

@@ -32,8 +32,8 @@ from tap_planner.plan import (
     check_digests,
     diff_plans,
     expand,
+    idle_devices,
     read_plan,
-    row_major_ranks,
 )
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def prepare_search(request: PlanRequest) -> PreparedSearch:
 
 
 def _prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSearch:
+    from tap_planner.cost import unknown_operators
     from tap_planner.folding import fold
     from tap_planner.graph import bind, load_model
     from tap_planner.search import SearchRequest
@@ -103,6 +104,11 @@ def _prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSear
     whole = bind(model, bind_options)
     for warning in whole.warnings:
         _log.warning(warning)
+    unknown = unknown_operators(whole, options.precision)
+    if unknown is not None:
+        _log.warning(unknown.warning)
+    used = sorted((rule for rule in options.custom_rules if rule.type in whole.ruled), key=lambda rule: rule.type)
+    options = replace(options, custom_rules=tuple(used))
 
     @cache
     def folded(microbatches: int) -> FoldedGraph:
@@ -150,6 +156,7 @@ def _bind_options(options: PlanOptions) -> BindOptions:
         loss=LossOptions(kind=options.loss, output=options.loss_output),  # type: ignore[arg-type]
         freeze=options.freeze,
         train=options.train,
+        custom_rules=options.custom_rules,
     )
 
 
@@ -242,6 +249,8 @@ def _plan(prepared: PreparedSearch) -> PlanDocument:
     result = search(prepared.request)
     for note in result.notes:
         _log.info(note)
+    for obstacle in result.obstacles:  # a mesh that was asked for deserves the reason why it is not used
+        _log.log(logging.INFO if prepared.options.mesh is None else logging.WARNING, "%s", obstacle)
     return document_of(prepared, result)
 
 
@@ -272,10 +281,11 @@ def document_of(prepared: PreparedSearch, result: SearchResult) -> PlanDocument:
         options=prepared.options,
         decisions=result.decisions,
         reads={name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None},
-        ranks=row_major_ranks(tuple(level.size for level in reversed(prepared.cluster.levels))),
+        ranks=prepared.cluster.places(),
         collectives=collectives,
         predicted=_predicted(price, collectives),
         certificate=_certificate(result),
+        idle=idle_devices(result.decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
     )
 
 
@@ -448,5 +458,6 @@ def apply_plan(request: ApplyRequest) -> ApplyOutcome:
         inputs=request.inputs,
         steps=request.steps,
         verify=request.verify,
+        custom_ops=request.custom_ops,
     )
     return ApplyOutcome(result=apply_job(job, num_processes=request.nproc, backend=request.backend))

@@ -6,7 +6,9 @@
     │   ├── UnboundDimError      2   a symbolic dim has no value
     │   └── UnsupportedGraphError 2  the graph needs something that cannot be planned
     ├── ClusterError             2   cluster.yaml or the NxM:device shorthand is wrong
+    ├── CustomRuleError          2   a file of custom rules is wrong
     ├── PlanFormatError          2   a plan file cannot be read
+    ├── CaptureError             2   a torch module cannot be written as an ONNX file
     ├── InfeasibleError          3   proven: no plan fits (holds the least memory needed)
     ├── LimitReachedError        4   a limit was reached before any plan was found
     └── ApplyError               5   a plan was refused, or its execution failed
@@ -20,7 +22,9 @@ from __future__ import annotations
 
 __all__ = [
     "ApplyError",
+    "CaptureError",
     "ClusterError",
+    "CustomRuleError",
     "InfeasibleError",
     "LimitReachedError",
     "ModelError",
@@ -33,20 +37,34 @@ __all__ = [
 ]
 
 
+_MAX_LENGTH = 1500
+"""Longer messages (which quote a list or a name from a damaged file) are cut."""
+
+
+def _one_line(text: str) -> str:
+    """Text that a terminal shows as one line: names from files may hold line ends, escapes, or a million letters."""
+    if len(text) > _MAX_LENGTH:
+        text = f"{text[: _MAX_LENGTH - 40]} ... ({len(text)} characters)"
+    if text.isprintable():
+        return text
+    words = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)
+
+
 class TapError(Exception):
     """Root of all errors that are the user's to mend.
 
     Args:
-        message: what went wrong, where, what was got and what was expected, in one line.
+        message: what went wrong, where, what was got and what was expected; made one printable line of bounded length.
         hint: one next thing to do, or an empty string.
     """
 
     exit_code = 2
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = _one_line(message)
+        self.hint = _one_line(hint)
+        super().__init__(self.message)
 
 
 class UsageError(TapError):
@@ -69,8 +87,16 @@ class ClusterError(TapError):
     """A cluster description is wrong; the message names file, line, key and value."""
 
 
+class CustomRuleError(TapError):
+    """A file of custom rules is wrong; the message names file, line, key and value."""
+
+
 class PlanFormatError(TapError):
     """A plan file cannot be read."""
+
+
+class CaptureError(TapError):
+    """A torch module cannot be written as an ONNX file; the message says what stands in the way."""
 
 
 class InfeasibleError(TapError):

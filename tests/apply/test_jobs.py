@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tap_planner.apply import ApplyJob, apply_job
+from tap_planner.apply.launch import run_processes
 from tap_planner.errors import ApplyError
 from tap_planner.graph import BindOptions, LossOptions, bind, load_model
 from tests.apply.random_plans import RandomPlan
@@ -68,7 +69,7 @@ def test_processes_verify(job: ApplyJob) -> None:
 def test_a_failing_rank_ends_the_job_with_its_error(job: ApplyJob) -> None:
     """What one rank reports is the job's error; nothing hangs."""
     with pytest.raises(ApplyError, match=r"rank \d failed: .* 28 of 28"):
-        apply_job(replace(job, random_weights=False), num_processes=4)
+        run_processes(replace(job, random_weights=False), 4)
 
 
 def test_absent_weights_are_refused(job: ApplyJob) -> None:

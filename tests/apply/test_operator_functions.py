@@ -21,7 +21,7 @@ from tests.operators.operator_reference import random_values, run, signature, te
 _MESHES = ((3,), pytest.param((2,), marks=pytest.mark.full), pytest.param((2, 2), marks=pytest.mark.full))
 _SPECIAL = frozenset({"Loss"})
 """Types with a record but no plain function: the loss communicates and has ``run_loss``."""
-_SINGLE = frozenset({"GroupNormalization"})
+_SINGLE = frozenset({"GroupNormalization", "GridSample", "DeformConv", "LinearAttention"})
 """Types that the reference evaluator computes in float32 (of some others it holds constants in float32)."""
 _MAX_STRATEGIES = 60
 """Per case and mesh; beyond it an even sample is taken."""

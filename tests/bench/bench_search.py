@@ -1,4 +1,4 @@
-"""How long the standard 175B instance takes, and how much of each model folds.
+"""How long the standard 175B instance takes.
 
 End to end is a cold ``tap-plan`` (median wall clock of several runs); search time is ``search()`` alone, without
 import and parse, with the model prepared anew for every run.
@@ -18,10 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tap_planner import api
-from tap_planner.folding import fold
-from tap_planner.graph import BindOptions, bind, load_model
 from tap_planner.plan import PlanOptions, PlanRequest
-from tests.bench.instances import DATA, DEVICE, Instance, required_models, table, write_json
+from tests.bench.instances import DATA, DEVICE, table, write_json
 
 STANDARD = {"batch": 1536, "seq": 2048, "mesh": "dp=128,tp=8", "cluster": f"128x8:{DEVICE}"}
 """GPT-3 175B on 128 nodes of 8."""
@@ -64,20 +62,6 @@ def search_s(data: Path) -> float:
     return time.perf_counter() - started
 
 
-def folded_share(instance: Instance) -> dict[str, object]:
-    """How many operators are repeats of others."""
-    graph = bind(load_model(instance.path), BindOptions(batch=8, dims=dict(instance.dims), training=True))
-    folded = fold(graph)
-    return {
-        "model": instance.name,
-        "operators": len(graph.operators),
-        "unique": len(folded.representatives()),
-        "folded_percent": round(100 * folded.folded_share, 1),
-        "short_percent": round(100 * folded.short_share, 1),
-        "runs": " ".join(f"{run.count}x{run.period}" for run in folded.runs) or "-",
-    }
-
-
 def _times(name: str, measure: Callable[[Path], float], data: Path, runs: int) -> dict[str, object]:
     times = sorted(measure(data) for _ in range(runs))
     return {
@@ -101,9 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[dict[str, obj
             _times("tap-plan, cold, end to end", end_to_end_s, options.data, options.runs),
             _times("search alone", search_s, options.data, options.runs),
         ],
-        "folding": [folded_share(instance) for instance in required_models(options.data)],
     }
-    print(table(result["times"]), "", table(result["folding"]), sep="\n")
+    print(table(result["times"]))
     write_json(options.json, result)
     return result
 

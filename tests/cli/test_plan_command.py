@@ -192,6 +192,7 @@ def test_options_are_frozen() -> None:
     found = {option for param in command.params for option in param.opts if option.startswith("-")}
     assert found == {
         *("--batch", "--batch-dim", "--check", "--cluster", "--color", "--constraint", "--dim", "--freeze", "--gap"),
+        "--custom-rule",
         *("--loss",),
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
         *("--output", "--precision", "--quiet", "--recompute", "--report", "--shape", "--train", "--value"),

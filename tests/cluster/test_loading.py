@@ -166,13 +166,6 @@ def test_equal_node_groups_are_one_cluster() -> None:
     assert [level.size for level in cluster.levels] == [4, 3]
 
 
-def test_unlike_node_groups_are_refused() -> None:
-    """Nodes of different devices are not treated as if they were equal."""
-    text = f"node_groups:\n  - {GROUP % ('a', 1, 'a100-sxm4-80gb')}\n  - {GROUP % ('b', 1, 'l4')}\n"
-    with pytest.raises(ClusterError, match=r"c\.yaml:3: node_groups\[1\]: .*not supported yet"):
-        parse_cluster(text, file="c.yaml")
-
-
 LEVELS = """\
 device: h100-sxm5-80gb
 levels:

@@ -135,7 +135,7 @@ def test_attention_work() -> None:
     """Two products forward, four backward."""
     work = operator_work(
         record("Attention", ComputeKind.CONTRACTION),
-        factor_sizes=(2, 3, 5, 7, 11),
+        factor_sizes=(2, 3, 5, 7, 2 * 11),
         input_bytes=(1, 1, 1),
         output_bytes=(1,),
         gradient_operands=3,

@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tap_planner.errors import ModelError, UnboundDimError, UnsupportedGraphError, UsageError
-from tap_planner.graph import BindOptions, LossOptions, TensorKind, bind
+from tap_planner.graph import BindOptions, LossOptions, TensorKind, WeightReader, bind
+from tap_planner.operators import record_of
 from tests.graph.models import add_weight, bound, data_model, light_model, saved, text_model
 
 
@@ -290,7 +291,7 @@ def test_outputs_may_be_inputs(tmp_path: Path) -> None:
 
 
 def test_unknown_operator_needs_a_declared_shape(tmp_path: Path) -> None:
-    """An operator without a record is kept, with a warning, where the file declares its output's shape."""
+    """An operator without a record is kept, as one that nobody knows, where the file declares its output's shape."""
     model = helper.make_model(
         helper.make_graph(
             [helper.make_node("Flash", ["x"], ["a"], domain="acme"), helper.make_node("Relu", ["a"], ["y"])],
@@ -305,15 +306,15 @@ def test_unknown_operator_needs_a_declared_shape(tmp_path: Path) -> None:
     model.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, ["batch", 4]))
     graph = bind(saved(tmp_path, model), BindOptions(batch=2))
     assert graph.tensor("a").type.shape == (2, 4)
-    assert any("acme::Flash" in warning for warning in graph.warnings)
+    assert [record_of(operator.signature).known for operator in graph.operators] == [False, True]
 
 
 @pytest.mark.parametrize(("rate", "kind"), [(8, "Relu"), (16, "Tanh")])
 def test_known_branches_are_taken(rate: int, kind: str, tmp_path: Path) -> None:
-    """An If on an input's value becomes the branch that is taken; its weights are parameters."""
+    """An If on an input's value becomes the branch that is taken; its weights are parameters and can be read."""
     branches = {}
     for name, operator in (("then_branch", "Relu"), ("else_branch", "Tanh")):
-        weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+        weight = numpy_helper.from_array(np.full((4, 4), len(operator), np.float32), "w")
         nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node(operator, ["a"], ["o"])]
         outputs = [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)]
         branches[name] = helper.make_graph(nodes, name, [], outputs, [weight])
@@ -324,10 +325,11 @@ def test_known_branches_are_taken(rate: int, kind: str, tmp_path: Path) -> None:
     file = saved(tmp_path, model)
     graph = bind(file, BindOptions(values={"sr": rate}))
     assert [operator.type for operator in graph.operators] == ["MatMul", kind]
-    assert [parameter.name for parameter in graph.parameters] == ["w"]
-    with pytest.raises(UnsupportedGraphError, match="If") as caught:
-        bind(file, BindOptions())
-    assert "--value sr=N" in caught.value.hint
+    (parameter,) = graph.parameters
+    assert parameter.trainable is False
+    assert (WeightReader(file).read(parameter.name) == len(kind)).all()
+    (warning,) = bind(file, BindOptions()).warnings
+    assert "every device runs all 2 nodes" not in warning and "--value sr=8" in warning
 
 
 def test_sequences_between_split_and_read(tmp_path: Path) -> None:

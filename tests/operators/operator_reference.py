@@ -22,6 +22,8 @@ REFERENCES: dict[str, Callable[[OperatorSignature, Sequence[Array | None]], list
 """Reference evaluations of operators that ONNX's evaluator lacks; families of cases register theirs."""
 VALUES: dict[str, Callable[[OperatorSignature, np.random.Generator], list[Array | None]]] = {}
 """Operands of operators whose operands are not merely random floats."""
+STRUCTURE: dict[str, Callable[[dict[str, Any]], list[Array | None]]] = {}
+"""Takes from an operator's attributes what the file holds as operands behind the data."""
 LOCALISERS: dict[str, Callable[[dict[str, Any], Factor, Range, OperatorSignature], None]] = {}
 """Changes that the attributes of an operator need on a part of a factor (a local number of heads)."""
 
@@ -71,6 +73,8 @@ def _operand_attributes(sig: OperatorSignature) -> tuple[str, ...]:
 def _constants(sig: OperatorSignature, attributes: dict[str, Any]) -> list[Array | None]:
     """Takes the structural attributes away from ``attributes`` and returns them as operands."""
     values: list[Array | None] = []
+    if sig.type in STRUCTURE:
+        return STRUCTURE[sig.type](attributes)
     for name in _operand_attributes(sig):
         if name in attributes:
             value = attributes.pop(name)
@@ -287,6 +291,8 @@ def _localise_shapes(
     inputs: tuple[TensorType | None, ...],
     outputs: tuple[TensorType, ...],
 ) -> None:
+    if not inputs:
+        return
     result, data = outputs[0], inputs[0]
     assert data is not None
     if type in ("Reshape", "Expand"):

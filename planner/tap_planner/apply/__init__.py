@@ -5,6 +5,7 @@ from tap_planner.apply.executor import StepExecutor, StepResult
 from tap_planner.apply.inputs import load_inputs, synthetic_inputs
 from tap_planner.apply.jobs import ApplyJob, ApplyResult, run_job
 from tap_planner.apply.lockstep import LockstepCommunicator
+from tap_planner.apply.operators import OperatorContext, custom_operator
 from tap_planner.apply.parameters import ParameterStore
 from tap_planner.apply.process_group import ProcessGroupCommunicator
 from tap_planner.apply.runner import apply_job
@@ -18,6 +19,7 @@ __all__ = [
     "Comparison",
     "Issued",
     "LockstepCommunicator",
+    "OperatorContext",
     "ParameterStore",
     "ProcessGroupCommunicator",
     "RandomWeights",
@@ -29,6 +31,7 @@ __all__ = [
     "WeightSource",
     "apply_job",
     "collective_findings",
+    "custom_operator",
     "load_inputs",
     "random_part",
     "run_job",

@@ -7,18 +7,27 @@ Nothing is decided here. An operator's backward is the vector-Jacobian product o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tap_planner.apply.communicator import Parts, RecordingCommunicator
-from tap_planner.apply.operators import LossRecord, OperatorContext, run_loss, run_operator
+from tap_planner.apply.operators import (
+    NO_CUSTOM,
+    CustomFunctions,
+    LossRecord,
+    OperatorContext,
+    failed,
+    run_loss,
+    run_operator,
+)
 from tap_planner.apply.optimizer import Optimizer
 from tap_planner.apply.parameters import ParameterStore
 from tap_planner.apply.redistribute import redistribute
 from tap_planner.apply.values import TensorValues
+from tap_planner.operators import lookup
 from tap_planner.plan import OperandDecision
 from tap_planner.program import (
     Compute,
@@ -66,6 +75,7 @@ class StepExecutor:
         optimizer: None in inference.
         dtype: what floats are computed in.
         gradient_factor: see ``GradientFactor``; None for plain training.
+        custom: torch functions of the user's.
     """
 
     def __init__(
@@ -77,6 +87,7 @@ class StepExecutor:
         *,
         dtype: torch.dtype,
         gradient_factor: GradientFactor | None = None,
+        custom: CustomFunctions = NO_CUSTOM,
     ) -> None:
         self._program = program
         self._graph = program.graph
@@ -87,6 +98,7 @@ class StepExecutor:
         self._optimizer = optimizer
         self._dtype = dtype
         self._gradient_factor = gradient_factor
+        self._custom = custom
         self._values = TensorValues(program, communicator, store, dtype)
         self._contexts: dict[int, list[OperatorContext]] = {}
         self._releases = {
@@ -95,6 +107,7 @@ class StepExecutor:
             if isinstance(instruction, Release)
         }
         self._microbatch = 0
+        self._step = 0
         self._gradients: dict[str, Parts] = {}
         self._edge_gradients: dict[int, Parts] = {}
         self._records: dict[int, list[_OperatorRecord] | LossRecord] = {}
@@ -122,6 +135,7 @@ class StepExecutor:
         self._values.clear()
         for instruction in self._program.step:
             self._execute(instruction)
+        self._step += 1
         return result
 
     def output_placement(self, name: str) -> Placements:
@@ -164,10 +178,15 @@ class StepExecutor:
                     mesh_shape=self._communicator.mesh_shape,
                     coordinates=rank,
                     dtype=self._dtype,
+                    id=self._graph.operators[index].id,
+                    body=self._graph.body(self._graph.operators[index]),
                 )
                 for rank in self._communicator.ranks
             ]
-        return self._contexts[index]
+        contexts = self._contexts[index]
+        if self._step and lookup(self._graph.operators[index].type).random:
+            return [replace(context, step=self._step) for context in contexts]
+        return contexts
 
     def _operands(self, index: int) -> list[list[Tensor | None]]:
         """Per rank, the local parts of an operator's operands."""
@@ -205,7 +224,7 @@ class StepExecutor:
                 for position, value in enumerate(operands)
             )
             with torch.set_grad_enabled(bool(wanted)):
-                outputs = run_operator(context, leaves)
+                outputs = run_operator(context, leaves, self._custom)
             records.append(_OperatorRecord(leaves, tuple(output.to(self._communicator.device) for output in outputs)))
         return records
 
@@ -226,10 +245,15 @@ class StepExecutor:
         records = self._run(index) if record is None else record
         outer = [self._gradients.pop(output.tensor, None) for output in decision.outputs]
         positions = self._differentiated(index)
-        products = [
-            _product(each, positions, [None if column is None else column[rank] for column in outer])
-            for rank, each in enumerate(records)
-        ]
+        try:
+            products = [
+                _product(each, positions, [None if column is None else column[rank] for column in outer])
+                for rank, each in enumerate(records)
+            ]
+        except Exception as error:
+            if decision.type in self._custom:
+                raise failed(self._custom[decision.type], decision.type, error, "failed in backward") from error
+            raise
         for position, column in zip(positions, zip(*products, strict=True), strict=True):
             operand = decision.inputs[position]
             assert operand is not None

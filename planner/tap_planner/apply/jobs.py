@@ -13,6 +13,7 @@ import torch
 from tap_planner.apply.communicator import Communicator, RecordingCommunicator
 from tap_planner.apply.executor import StepExecutor, StepResult
 from tap_planner.apply.inputs import load_inputs, synthetic_inputs
+from tap_planner.apply.operators import CustomFunctions, check_executable, load_custom_operators
 from tap_planner.apply.optimizer import make_optimizer
 from tap_planner.apply.parameters import ParameterStore
 from tap_planner.apply.placing import assemble
@@ -49,6 +50,8 @@ class ApplyJob:
     """Verify one step in float64 instead of running steps in the plan's precision."""
     keep_outputs: bool = False
     """Bring the outputs of the last step together."""
+    custom_ops: tuple[Path, ...] = ()
+    """Python files with torch functions of the user's; every process runs their code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +71,35 @@ class ApplyResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Prepared:
+class Prepared:
     """A job with its model read."""
 
     program: Program
     whole: Graph
     """Bound with the global batch."""
     weights: WeightSource
+    custom: CustomFunctions
 
 
-def prepare(job: ApplyJob) -> _Prepared:
+def load_functions(job: ApplyJob) -> CustomFunctions:
+    """Run the user's files and check that every operator of the plan can be executed.
+
+    Raises:
+        ApplyError: a file is wrong, or an operator has no torch function.
+    """
+    custom = load_custom_operators(job.custom_ops)
+    ruled = {rule.type for rule in job.options.custom_rules}
+    check_executable((operator.type for operator in job.decisions.operators), ruled, custom)
+    return custom
+
+
+def prepare(job: ApplyJob) -> Prepared:
     """Read and bind a job's model and check that the plan is about it.
 
     Raises:
-        ApplyError: the plan is about another graph, or weights are absent.
+        ApplyError: the plan is about another graph, or weights or a torch function are absent.
     """
+    custom = load_functions(job)
     model = load_model(job.model)
     whole = bind(model, job.options)
     if job.graph_digest is not None and whole.digest != job.graph_digest:
@@ -95,28 +112,33 @@ def prepare(job: ApplyJob) -> _Prepared:
     if microbatches > 1:
         part = bind(model, replace(job.options, batch=whole.batch // microbatches))
     weights = RandomWeights(whole, job.seed) if job.random_weights else _stored_weights(model, whole)
-    return _Prepared(program=lower(part, job.decisions), whole=whole, weights=weights)
+    return Prepared(program=lower(part, job.decisions), whole=whole, weights=weights, custom=custom)
 
 
 def _stored_weights(model: ModelFile, graph: Graph) -> StoredWeights:
     reader = WeightReader(model)
     wanted = [*(parameter.name for parameter in graph.parameters), *graph.constants.outside()]
-    missing = [name for name in wanted if not reader.available(name)]
-    if missing:
+    problems = [problem for name in wanted if (problem := reader.problem(name)) is not None]
+    if problems:
         raise ApplyError(
-            f"the weights of {graph.name!r} are absent: {len(missing)} of {len(wanted)}, the first is {missing[0]!r}",
-            hint="put the weights beside the model, or pass --init random",
+            f"weights of {graph.name!r} are absent, {len(problems)} of {len(wanted)}: {problems[0].message}",
+            hint=problems[0].hint,
         )
     return StoredWeights(reader)
 
 
-def run_job(job: ApplyJob, communicator: Communicator) -> ApplyResult:
+def run_job(job: ApplyJob, communicator: Communicator, prepared: Prepared | None = None) -> ApplyResult:
     """Do a job on the ranks of this process; all processes of the mesh call it.
+
+    Args:
+        job: what to do.
+        communicator: holds the ranks of this process.
+        prepared: what ``prepare`` gave in this process; None: it is called here.
 
     Raises:
         ApplyError: the plan cannot be executed.
     """
-    prepared = prepare(job)
+    prepared = prepare(job) if prepared is None else prepared
     with _fitting_threads(prepared.whole):
         if job.verify:
             return _verify(job, prepared, communicator)
@@ -139,7 +161,7 @@ def _inputs(job: ApplyJob, whole: Graph, step: int) -> dict[str, np.ndarray]:
     return synthetic_inputs(whole, job.seed + step) if job.inputs is None else load_inputs(job.inputs, whole)
 
 
-def _verify(job: ApplyJob, prepared: _Prepared, communicator: Communicator) -> ApplyResult:
+def _verify(job: ApplyJob, prepared: Prepared, communicator: Communicator) -> ApplyResult:
     report = verify_program(
         prepared.program,
         communicator,
@@ -147,6 +169,7 @@ def _verify(job: ApplyJob, prepared: _Prepared, communicator: Communicator) -> A
         _inputs(job, prepared.whole, 0),
         reference_graph=prepared.whole,
         seed=job.seed,
+        custom=prepared.custom,
     )
     return ApplyResult(
         holds_first=report is not None,
@@ -161,7 +184,7 @@ def _verify(job: ApplyJob, prepared: _Prepared, communicator: Communicator) -> A
 class _Runner:
     """Runs the steps of a job."""
 
-    def __init__(self, job: ApplyJob, prepared: _Prepared, communicator: Communicator) -> None:
+    def __init__(self, job: ApplyJob, prepared: Prepared, communicator: Communicator) -> None:
         self._job = job
         self._program = prepared.program
         self._whole = prepared.whole
@@ -171,7 +194,9 @@ class _Runner:
         store = ParameterStore(self._program, self._recorder, prepared.weights, dtype)
         decisions = self._program.decisions
         optimizer = make_optimizer(decisions.optimizer) if decisions.mode == "train" else None
-        self._executor = StepExecutor(self._program, self._recorder, store, optimizer, dtype=dtype)
+        self._executor = StepExecutor(
+            self._program, self._recorder, store, optimizer, dtype=dtype, custom=prepared.custom
+        )
 
     def run(self) -> ApplyResult:
         """All steps."""

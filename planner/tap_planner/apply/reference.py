@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tap_planner.apply.operators import OperatorContext, run_operator, torch_dtype
+from tap_planner.apply.operators import NO_CUSTOM, CustomFunctions, OperatorContext, run_operator, torch_dtype
 from tap_planner.apply.parameters import plain_array, read_part
 from tap_planner.apply.weights import WeightSource
 from tap_planner.graph import Graph, Operator, TensorKind
@@ -40,6 +40,7 @@ def run_reference(
     weights: WeightSource,
     inputs: Mapping[str, np.ndarray],
     gradient_factor: Callable[[tuple[int, ...]], np.ndarray] | None = None,
+    custom: CustomFunctions = NO_CUSTOM,
 ) -> ReferenceResult:
     """Run a graph forward and, if it has a loss, backward.
 
@@ -48,6 +49,7 @@ def run_reference(
         weights: values of the parameters.
         inputs: whole inputs.
         gradient_factor: what the gradient at the loss's operand is multiplied by, given that operand's shape.
+        custom: torch functions of the user's.
     """
     result = ReferenceResult()
     for parameter in graph.parameters:
@@ -55,7 +57,7 @@ def run_reference(
         value = torch.from_numpy(plain_array(weights.part(parameter, indices)))
         value = value.to(torch_dtype(parameter.type.dtype, DTYPE), copy=True)
         result.parameters[parameter.name] = value.requires_grad_(parameter.trainable and graph.loss is not None)
-    values = _Values(graph, inputs, result.parameters, weights)
+    values = _Values(graph, inputs, result.parameters, weights, custom)
     for operator in graph.operators:
         if operator.type == "Loss":
             _run_loss(operator, values, result, gradient_factor)
@@ -79,8 +81,10 @@ class _Values:
         inputs: Mapping[str, np.ndarray],
         parameters: Mapping[str, Tensor],
         weights: WeightSource,
+        custom: CustomFunctions,
     ) -> None:
         self._weights = weights
+        self._custom = custom
         self._graph = graph
         self._inputs = inputs
         self._parameters = parameters
@@ -110,9 +114,11 @@ class _Values:
             mesh_shape=(1,),
             coordinates=(0,),
             dtype=DTYPE,
+            id=operator.id,
+            body=self._graph.body(operator),
         )
         operands = [None if name is None else self.get(name) for name in operator.inputs]
-        self._values.update(zip(operator.outputs, run_operator(context, operands), strict=True))
+        self._values.update(zip(operator.outputs, run_operator(context, operands, self._custom), strict=True))
 
 
 def _run_loss(

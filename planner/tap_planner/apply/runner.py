@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 
-from tap_planner.apply.jobs import ApplyJob, ApplyResult, run_job
+from tap_planner.apply.jobs import ApplyJob, ApplyResult, prepare, run_job
 from tap_planner.apply.launch import run_processes
 from tap_planner.apply.lockstep import LockstepCommunicator
 from tap_planner.apply.process_group import ProcessGroupCommunicator
@@ -25,17 +25,20 @@ def apply_job(job: ApplyJob, *, num_processes: int | None = None, backend: str |
         What rank 0 saw; None in a launcher's other processes.
 
     Raises:
-        ApplyError: the number of processes does not fit the mesh, the plan is about another model, or a rank failed.
+        ApplyError: the number of processes does not fit the mesh, the plan is about another model, an
+            operator has no torch function, or a rank failed.
     """
     mesh_shape = job.decisions.mesh_shape
     if num_processes is not None:
         _check_world(mesh_shape, num_processes)
+        prepare(job)  # what is wrong with plan, model or weights is said once, before any process starts
         return run_processes(job, num_processes)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _check_world(mesh_shape, int(os.environ["WORLD_SIZE"]))
+        prepared = prepare(job)
         communicator = ProcessGroupCommunicator(mesh_shape, backend)
         try:
-            result = run_job(job, communicator)
+            result = run_job(job, communicator, prepared)
             return result if result.holds_first else None
         finally:
             communicator.close()

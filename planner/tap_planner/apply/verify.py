@@ -14,6 +14,7 @@ import torch
 
 from tap_planner.apply.communicator import Axes, Communicator, Issued, Parts, RecordingCommunicator
 from tap_planner.apply.executor import StepExecutor, StepResult
+from tap_planner.apply.operators import NO_CUSTOM, CustomFunctions
 from tap_planner.apply.optimizer import Optimizer, make_optimizer
 from tap_planner.apply.parameters import ParameterStore
 from tap_planner.apply.placing import assemble
@@ -89,6 +90,7 @@ def verify_program(
     *,
     reference_graph: Graph | None = None,
     seed: int = 0,
+    custom: CustomFunctions = NO_CUSTOM,
 ) -> VerificationReport | None:
     """Run one step in float64, on the mesh and in one process, and compare.
 
@@ -101,6 +103,7 @@ def verify_program(
         inputs: whole inputs of the global batch.
         reference_graph: the model bound with the global batch; not needed with one microbatch.
         seed: of the factors at the loss's gradient.
+        custom: torch functions of the user's.
 
     Raises:
         ApplyError: ``reference_graph`` is missing.
@@ -113,14 +116,14 @@ def verify_program(
     optimizer = make_optimizer(program.decisions.optimizer) if program.decisions.mode == "train" else None
     factors = _Factors(program, graph, seed)
     executor = StepExecutor(
-        program, recorder, store, optimizer, dtype=torch.float64, gradient_factor=factors.of_microbatch
+        program, recorder, store, optimizer, dtype=torch.float64, gradient_factor=factors.of_microbatch, custom=custom
     )
     result = executor.run(inputs)
     gathered = _Gathered(program, communicator, executor, store, result)
     issued = _collect_issued(communicator, recorder.issued)
     if issued is None:
         return None
-    reference = run_reference(graph, weights, inputs, factors.of_whole)
+    reference = run_reference(graph, weights, inputs, factors.of_whole, custom)
     return _Comparer(program, graph, gathered, reference).report(issued)
 
 

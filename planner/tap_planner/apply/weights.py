@@ -9,7 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tap_planner.errors import ApplyError
+from tap_planner.apply.quantised_values import element_range, quantised_range
+from tap_planner.errors import ApplyError, TapError
 from tap_planner.graph import Graph, Parameter, TensorKind
 from tap_planner.operators import TensorType
 
@@ -29,8 +30,8 @@ class WeightSource(Protocol):
 class WeightFile(Protocol):
     """What is needed of ``graph.WeightReader``."""
 
-    def available(self, parameter: str) -> bool:
-        """Whether ``read`` would find the value."""
+    def problem(self, parameter: str) -> TapError | None:
+        """Why ``read`` would not find the value."""
         ...
 
     def read(self, parameter: str) -> np.ndarray:
@@ -54,11 +55,9 @@ class StoredWeights:
         Raises:
             ApplyError: the model's weights are absent.
         """
-        if not self._reader.available(parameter.name):
-            raise ApplyError(
-                f"parameter {parameter.name!r} has no value: the model's weights file is absent",
-                hint="put the weights beside the model, or pass --init random",
-            )
+        problem = self._reader.problem(parameter.name)
+        if problem is not None:
+            raise ApplyError(f"parameter {parameter.name!r} has no value: {problem.message}", hint=problem.hint)
         whole = self._reader.read(parameter.name)
         return whole[np.ix_(*indices)] if indices else whole
 
@@ -71,6 +70,7 @@ class RandomWeights:
     """Random parameters, a function of name, global position and seed: parts agree without the whole ever existing.
 
     Matrices are uniform with the variance of 1 / fan-in, scales of normalisations lie around 1, variances are positive.
+    Quantised weights take all values of their type, and their scales bring them to the same variance.
 
     Args:
         graph: says how parameters are used.
@@ -84,10 +84,11 @@ class RandomWeights:
     def part(self, parameter: Parameter, indices: Sequence[np.ndarray]) -> np.ndarray:
         """See ``WeightSource.part``."""
         uniform = random_part(parameter.name, parameter.type.shape, indices, self._seed)
-        if not parameter.type.is_float:
-            return np.zeros_like(uniform, dtype=np.int64)
-        low, high = self._ranges.get(parameter.name, (-0.1, 0.1))
-        return low + (high - low) * uniform
+        if parameter.type.is_float:
+            low, high = self._ranges.get(parameter.name, (-0.1, 0.1))
+            return low + (high - low) * uniform
+        low, high = self._ranges.get(parameter.name) or element_range(parameter.type.dtype) or (0, 0)
+        return np.floor(low + (high - low + 1) * uniform).astype(np.int64)
 
     def constant(self, name: str, type: TensorType) -> np.ndarray | None:
         """See ``WeightSource.constant``: floats in (0, 1], integers zero, which is a position in any table."""
@@ -132,7 +133,12 @@ def _value_ranges(graph: Graph) -> dict[str, tuple[float, float]]:
             if name is None or graph.tensors[name].kind is not TensorKind.PARAMETER:
                 continue
             read = graph.tensors[name].read
-            if read is not None and read.parameter not in ranges:
+            if read is None or read.parameter in ranges:
+                continue
+            quantised = quantised_range(graph, operator, position)
+            if quantised is not None:
+                ranges[read.parameter] = quantised
+            elif graph.tensors[name].type.is_float:
                 shape = graph.tensors[name].type.shape
                 ranges[read.parameter] = _value_range(operator.type, position, shape, shapes[read.parameter])
     return ranges

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tap_planner.cluster.catalogue import catalogue_entry, device_names, find_entry
-from tap_planner.cluster.types import Cluster, Device
+from tap_planner.cluster.types import Cluster, Device, Level
 
 _GB = 10**9
 
 
 def lint(cluster: Cluster) -> tuple[str, ...]:
     """What looks wrong, one line a finding; empty when nothing does."""
-    return (*_lint_links(cluster), *_lint_device(cluster.device))
-
-
-def _lint_links(cluster: Cluster) -> list[str]:
     findings: list[str] = []
-    inner = cluster.levels[0]
-    for level in cluster.levels[1:]:
+    for number, device in enumerate(cluster.devices):
+        label = f"node group {cluster.node_groups[number].name}, " if cluster.node_groups else ""
+        inner = cluster.link(0, number)
+        outer = [cluster.link(level, number) for level in range(1, len(cluster.levels))]
+        findings.extend(label + text for text in (*_lint_links(inner, outer, device), *_lint_device(device)))
+    return (*findings, *_lint_groups(cluster))
+
+
+def _lint_links(inner: Level, outer: Sequence[Level], device: Device) -> list[str]:
+    findings: list[str] = []
+    for level in outer:
         if level.size > 1 and inner.size > 1 and level.bandwidth_bytes_per_s > inner.bandwidth_bytes_per_s:
             findings.append(
                 f"{level.name}: one NIC ({_gb(level.bandwidth_bytes_per_s)}) is faster than a device's link inside the "
@@ -24,8 +31,32 @@ def _lint_links(cluster: Cluster) -> list[str]:
             )
         if level.size > 1 and level.latency_ns < inner.latency_ns:
             findings.append(f"{level.name}: latency {level.latency_ns} ns is below that of {inner.name}")
-    if inner.bandwidth_bytes_per_s > cluster.device.memory_bandwidth_bytes_per_s:
+    if inner.bandwidth_bytes_per_s > device.memory_bandwidth_bytes_per_s:
         findings.append(f"{inner.name}: the links ({_gb(inner.bandwidth_bytes_per_s)}) are faster than the memory")
+    return findings
+
+
+def _lint_groups(cluster: Cluster) -> list[str]:
+    """Groups that slow the others down by more than they add: equal parts go at the pace of the slowest."""
+    findings: list[str] = []
+    for dtype in ("bfloat16", "float16", "float32"):
+        if dtype not in cluster.device.peak_flops:
+            continue
+        pace = cluster.device.peak_flops[dtype] * cluster.device.matrix_efficiency_permille
+        kept = [
+            (group, peak * group.device.matrix_efficiency_permille)
+            for group in cluster.node_groups
+            for _, peak in [group.device.serving_peak(dtype) or ("", 0)]
+            if peak * group.device.matrix_efficiency_permille > pace
+        ]
+        alone = min((rate for _, rate in kept), default=0) * sum(group.num_devices for group, _ in kept)
+        if alone > pace * cluster.num_devices:
+            names = ", ".join(group.name for group, _ in kept)
+            findings.append(
+                f"node groups: {dtype} matrix products run {alone / (pace * cluster.num_devices):.2g} x faster on "
+                f"{names} alone than in equal parts on all {cluster.num_devices} devices; leave the slower nodes out?"
+            )
+            break
     return findings
 
 

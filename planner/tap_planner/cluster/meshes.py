@@ -169,6 +169,8 @@ def axis_levels(mesh: Mesh, cluster: Cluster, axis: int) -> tuple[str, ...]:
     if mesh.num_devices != cluster.num_devices:
         raise ClusterError(f"the mesh {mesh} has {mesh.num_devices} devices, the cluster {cluster.num_devices}")
     groups = mesh.groups((axis,))
+    if cluster.node_groups:
+        return _unlike_levels(cluster, cluster.node_of_ranks()[groups])
     spanned: list[str] = []
     stride = 1
     for level in cluster.levels:
@@ -177,3 +179,12 @@ def axis_levels(mesh: Mesh, cluster: Cluster, axis: int) -> tuple[str, ...]:
             spanned.append(level.name)
         stride *= level.size
     return tuple(spanned)
+
+
+def _unlike_levels(cluster: Cluster, node: np.ndarray) -> tuple[str, ...]:
+    """Levels that groups span, from the node of each member ([num_groups, group_size], ascending)."""
+    if node.shape[1] == 1:
+        return ()
+    inside = bool((node[:, 1:] == node[:, :-1]).any())
+    outside = bool((node[:, 1:] != node[:, :-1]).any())
+    return tuple(level.name for level, used in zip(cluster.levels, (inside, outside), strict=True) if used)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from tap_planner.errors import ClusterError
 
@@ -21,6 +24,14 @@ DEFAULT_MEMORY_EFFICIENCY_PERMILLE = 800
 """Share of the memory bandwidth that streaming kernels reach; an assumption until it is measured."""
 MAX_DEVICES = 1 << 20
 """Largest cluster that is read; more is taken for a slip."""
+STAND_INS: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "float64": (("float64", 1), ("float32", 2)),
+    "float32": (("float32", 1), ("tensorfloat32", 1)),
+    "float16": (("float16", 1), ("bfloat16", 1), ("float32", 1)),
+    "bfloat16": (("bfloat16", 1), ("float16", 1), ("float32", 1)),
+}
+"""Peaks that serve an element type, in order, with what they are divided by. Where a device's float64 peak is unknown,
+half of the float32 peak stands in (the ratio of V100, A100 and H100 without tensor cores): fp64 is for verification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +51,13 @@ class Device:
     """Share of the memory bandwidth that other operators reach."""
     source: str = ""
     """Where the figures come from."""
+
+    def serving_peak(self, dtype: str) -> tuple[str, int] | None:
+        """(element type whose peak serves ``dtype``, FLOP/s), see ``STAND_INS``; None where the device has none."""
+        for known, divisor in STAND_INS.get(dtype, ((dtype, 1),)):
+            if known in self.peak_flops:
+                return known, self.peak_flops[known] // divisor
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +86,31 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Nodes that are alike, in a cluster of unlike nodes."""
+
+    name: str
+    nodes: int
+    devices_per_node: int
+    device: Device
+    intra_node: Level
+    """Level 0 of these nodes."""
+    nics_per_node: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the group."""
+        return self.nodes * self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Equal devices on a tree of levels, inner to outer; level 0 is the node."""
+    """Devices on a tree of levels, inner to outer; level 0 is the node.
+
+    Unlike nodes are told by ``node_groups``: ranks run through the groups in order, node by node. Then ``device`` is
+    the pace of equal parts (``slowest_device`` of the groups) and ``levels`` holds two summaries: the node (most
+    devices, slowest links) and the network (all nodes, fewest NICs); ``link`` gives the true links of a group.
+    """
 
     name: str
     library: str
@@ -78,10 +119,14 @@ class Cluster:
     levels: tuple[Level, ...]
     reserved_memory_bytes: int = 0
     """Memory of each device that the plan may not use."""
+    node_groups: tuple[NodeGroup, ...] = ()
+    """Two or more, where nodes are unlike; else empty."""
 
     @property
     def num_devices(self) -> int:
         """Number of devices of the whole cluster."""
+        if self.node_groups:
+            return sum(group.num_devices for group in self.node_groups)
         count = 1
         for level in self.levels:
             count *= level.size
@@ -89,8 +134,37 @@ class Cluster:
 
     @property
     def usable_memory_bytes(self) -> int:
-        """Memory of one device that a plan may use."""
+        """Memory of one device that a plan may use; of the smallest, where they are unlike, as all hold equal parts."""
         return self.device.memory_bytes - self.reserved_memory_bytes
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The kinds of device, one per node group."""
+        return tuple(group.device for group in self.node_groups) or (self.device,)
+
+    def link(self, level: int, group: int = 0) -> Level:
+        """Links of a level as nodes of ``node_groups[group]`` have them."""
+        if not self.node_groups:
+            return self.levels[level]
+        kind = self.node_groups[group]
+        return kind.intra_node if level == 0 else replace(self.levels[level], nics=kind.nics_per_node)
+
+    def node_sizes(self) -> np.ndarray:
+        """[nodes] devices of each node of ``node_groups``."""
+        sizes = [group.devices_per_node for group in self.node_groups]
+        return np.repeat(np.array(sizes, dtype=np.int64), [group.nodes for group in self.node_groups])
+
+    def node_of_ranks(self) -> np.ndarray:
+        """[devices] node of each rank, with ``node_groups``."""
+        sizes = self.node_sizes()
+        return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """Where each rank lies: index per level, outermost first, as (node, device)."""
+        if self.node_groups:
+            sizes = self.node_sizes().tolist()
+            return tuple((node, device) for node, size in enumerate(sizes) for device in range(size))
+        return tuple(itertools.product(*(range(level.size) for level in reversed(self.levels))))
 
     def to_json(self) -> dict[str, object]:
         """The complete record, as a plan holds it under ``inputs.cluster``."""
@@ -102,6 +176,8 @@ class Cluster:
         }
         if self.reserved_memory_bytes:
             document["reserved_memory_bytes"] = self.reserved_memory_bytes
+        if self.node_groups:
+            document["node_groups"] = [_group_to_json(group) for group in self.node_groups]
         return document
 
     @staticmethod
@@ -119,12 +195,71 @@ class Cluster:
             device=_device_from_json(record.record("device")),
             levels=tuple(_level_from_json(level) for level in levels),
             reserved_memory_bytes=record.integer("reserved_memory_bytes", default=0, least=0),
+            node_groups=tuple(_group_from_json(group) for group in record.records("node_groups"))
+            if "node_groups" in record.values
+            else (),
         )
+        if cluster.node_groups and len(levels) != 2:
+            raise ClusterError(f"inputs.cluster.levels: {len(levels)} levels, expected node and network")
         if not levels or cluster.num_devices > MAX_DEVICES:
             raise ClusterError(f"inputs.cluster.levels: {cluster.num_devices} devices, expected 1 to {MAX_DEVICES}")
         if cluster.usable_memory_bytes <= 0:
             raise ClusterError("inputs.cluster.reserved_memory_bytes: nothing of the device's memory is left")
         return cluster
+
+
+def slowest_device(devices: Sequence[Device]) -> Device:
+    """The pace and the room of equal parts on unlike devices: per quantity the least of what each device reaches.
+
+    A step of equal parts ends with its slowest rank, and every rank must hold its part. The least rate is that of the
+    slowest rank for each operator, as an operator is bound by one quantity; where element types are missing on a
+    device, what stands in for them counts (``STAND_INS``).
+    """
+    if len(devices) == 1:
+        return devices[0]
+    matrix = max(device.matrix_efficiency_permille for device in devices)
+    memory = max(device.memory_efficiency_permille for device in devices)
+    peaks: dict[str, int] = {}
+    for dtype in PEAK_DTYPES:
+        served = [(device.serving_peak(dtype), device.matrix_efficiency_permille) for device in devices]
+        rates = [peak[1] * efficiency for peak, efficiency in served if peak is not None]
+        if len(rates) == len(devices):
+            peaks[dtype] = min(rates) // matrix
+    return Device(
+        name=" + ".join(dict.fromkeys(device.name for device in devices)),
+        memory_bytes=min(device.memory_bytes for device in devices),
+        memory_bandwidth_bytes_per_s=min(
+            device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille for device in devices
+        )
+        // memory,
+        peak_flops=peaks,
+        launch_ns=max(device.launch_ns for device in devices),
+        matrix_efficiency_permille=matrix,
+        memory_efficiency_permille=memory,
+        source="the least of each figure, for equal parts on unlike devices",
+    )
+
+
+def _group_to_json(group: NodeGroup) -> dict[str, object]:
+    return {
+        "name": group.name,
+        "nodes": group.nodes,
+        "devices_per_node": group.devices_per_node,
+        "nics_per_node": group.nics_per_node,
+        "device": _device_to_json(group.device),
+        "intra_node": _level_to_json(group.intra_node, 0),
+    }
+
+
+def _group_from_json(record: _Record) -> NodeGroup:
+    return NodeGroup(
+        name=record.text("name"),
+        nodes=record.integer("nodes", most=MAX_DEVICES),
+        devices_per_node=record.integer("devices_per_node", most=MAX_DEVICES),
+        nics_per_node=record.integer("nics_per_node"),
+        device=_device_from_json(record.record("device")),
+        intra_node=_level_from_json(record.record("intra_node")),
+    )
 
 
 def _device_to_json(device: Device) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from tap_planner.cost.collectives import COLLECTIVE_KINDS, AlgorithmCost, CollectiveCost, CollectiveModel
 from tap_planner.cost.compute import PRECISION_BYTES, ComputeModel, Work, element_bits, operator_work
-from tap_planner.cost.groups import GroupShape, LevelShare, group_shape
+from tap_planner.cost.groups import GroupShape, LevelShare, group_shape, group_shapes
 from tap_planner.cost.memory import (
     OPTIMIZERS,
     ParameterBytes,
@@ -13,6 +13,7 @@ from tap_planner.cost.memory import (
 )
 from tap_planner.cost.operators import operator_times_ns
 from tap_planner.cost.rounding import to_ns
+from tap_planner.cost.unknown import UnknownOperators, unknown_operators
 
 __all__ = [
     "COLLECTIVE_KINDS",
@@ -26,13 +27,16 @@ __all__ = [
     "LevelShare",
     "ParameterBytes",
     "ParameterMemory",
+    "UnknownOperators",
     "Work",
     "element_bits",
     "group_shape",
+    "group_shapes",
     "operator_times_ns",
     "operator_work",
     "optimizer_ns",
     "parameter_bytes",
     "parameter_memory",
     "to_ns",
+    "unknown_operators",
 ]

@@ -23,6 +23,8 @@ inside; the lanes of one group together move what one lane with S would. It need
 Latency per level as in NCCL's src/graph/tuning.cc: a ring pays the network only where it changes the node.
 
 On a ``mesh`` level a group of r of the m devices only uses its own links, (r - 1)/(m - 1) of a device's bandwidth.
+On unlike nodes U_l and a_l are those of each node that a group touches, the slowest of them counting; groups of
+different kinds choose their algorithms by themselves, and the slowest group is the cost.
 gloo has rings only, and its reduce_scatter is an all_reduce of which each rank keeps a part (measured: as many bytes).
 """
 
@@ -35,7 +37,7 @@ from fractions import Fraction
 import numpy as np
 
 from tap_planner.cluster import Cluster, Mesh
-from tap_planner.cost.groups import GroupShape, LevelShare, group_shape
+from tap_planner.cost.groups import GroupShape, LevelShare, group_shapes
 from tap_planner.cost.rounding import ceil_ns, ceil_ns_array
 
 COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -81,61 +83,82 @@ class CollectiveModel:
             raise ValueError(f"mesh of {mesh.num_devices} devices on a cluster of {cluster.num_devices}")
         self.cluster = cluster
         self.mesh = mesh
-        self._shapes: dict[tuple[int, ...], GroupShape] = {}
-        self._algorithms: dict[tuple[str, tuple[int, ...]], tuple[AlgorithmCost, ...]] = {}
+        self._shapes: dict[tuple[int, ...], tuple[GroupShape, ...]] = {}
+        self._choices: dict[tuple[str, tuple[int, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
 
     def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
-        """Cost of the cheapest algorithm that the library has (ties: the first of ``algorithms``).
+        """Cost of the cheapest algorithm that the library has (ties: the first of ``choices``), for the slowest group.
 
         Args:
             kind: one of ``COLLECTIVE_KINDS``.
             axes: indices of the mesh axes that make up the group.
             num_bytes: logical payload.
         """
-        best_ns, best = 0, "none"
-        if num_bytes > 0:
-            for algorithm in self._algorithms.get((kind, axes)) or self.algorithms(kind, axes):
+        slowest = CollectiveCost(ns=0, algorithm="none")
+        if num_bytes <= 0:
+            return slowest
+        for algorithms in self._choices.get((kind, axes)) or self.choices(kind, axes):
+            best_ns, best = 0, "none"
+            for algorithm in algorithms:
                 ns = ceil_ns(algorithm.alpha_ns + num_bytes * algorithm.ns_per_byte)
                 if best == "none" or ns < best_ns:
                     best_ns, best = ns, algorithm.name
-        return CollectiveCost(ns=best_ns, algorithm=best)
+            if best != "none" and (slowest.algorithm == "none" or best_ns > slowest.ns):
+                slowest = CollectiveCost(ns=best_ns, algorithm=best)
+        return slowest
 
     def costs_ns(self, kind: str, axes: tuple[int, ...], num_bytes: np.ndarray) -> np.ndarray:
         """``cost(...).ns`` for each element of an int64 array, as an int64 array of the same shape."""
-        return self._cheapest(self.algorithms(kind, axes), num_bytes)
+        return self._slowest(self.choices(kind, axes), num_bytes)
 
     def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> int:
         """The cost without latency: additive over the parts of a bucket, up to rounding."""
-        algorithms = self._algorithms.get((kind, axes)) or self.algorithms(kind, axes)
-        if num_bytes <= 0 or not algorithms:
-            return 0
-        return ceil_ns(num_bytes * min(algorithm.ns_per_byte for algorithm in algorithms))
+        return ceil_ns(num_bytes * self._rate(kind, axes)) if num_bytes > 0 else 0
 
     def rates_ns(self, kind: str, axes: tuple[int, ...], num_bytes: np.ndarray) -> np.ndarray:
         """``rate_ns`` for each element of an int64 array, as an int64 array of the same shape."""
-        algorithms = self.algorithms(kind, axes)
-        rate = min((algorithm.ns_per_byte for algorithm in algorithms), default=0.0)
-        best = AlgorithmCost(name="rate", alpha_ns=0.0, ns_per_byte=rate)
-        return self._cheapest((best,) if algorithms else (), num_bytes)
+        best = AlgorithmCost(name="rate", alpha_ns=0.0, ns_per_byte=self._rate(kind, axes))
+        return self._slowest(((best,),), num_bytes)
 
-    def algorithms(self, kind: str, axes: tuple[int, ...]) -> tuple[AlgorithmCost, ...]:
-        """The algorithms that the library has for the collective on these groups; none for groups of one rank."""
+    def _rate(self, kind: str, axes: tuple[int, ...]) -> float:
+        """Nanoseconds per byte of the slowest group by its fastest algorithm."""
+        choices = self._choices.get((kind, axes)) or self.choices(kind, axes)
+        return max(min((a.ns_per_byte for a in algorithms), default=0.0) for algorithms in choices)
+
+    def choices(self, kind: str, axes: tuple[int, ...]) -> tuple[tuple[AlgorithmCost, ...], ...]:
+        """Per kind of group the algorithms that the library has for the collective; none for groups of one rank.
+
+        Groups differ in kind on unlike nodes only. All of them communicate at once: the slowest counts.
+        """
         key = (kind, axes)
-        if key not in self._algorithms:
+        if key not in self._choices:
             if kind not in COLLECTIVE_KINDS:
                 raise ValueError(f"collective {kind!r}, expected one of {', '.join(COLLECTIVE_KINDS)}")
-            lines = _lines(kind, self.cluster, self.shape(axes))
-            self._algorithms[key] = tuple(
-                AlgorithmCost(name=name, alpha_ns=float(alpha), ns_per_byte=float(rate)) for name, alpha, rate in lines
+            self._choices[key] = tuple(
+                tuple(
+                    AlgorithmCost(name=name, alpha_ns=float(alpha), ns_per_byte=float(rate))
+                    for name, alpha, rate in _lines(kind, self.cluster, shape)
+                )
+                for shape in self.shapes(axes)
             )
-        return self._algorithms[key]
+        return self._choices[key]
 
-    def shape(self, axes: Sequence[int]) -> GroupShape:
-        """How the groups of ``axes`` lie on the topology."""
+    def algorithms(self, kind: str, axes: tuple[int, ...]) -> tuple[AlgorithmCost, ...]:
+        """``choices`` on equal nodes, where all groups are of one kind."""
+        (algorithms,) = self.choices(kind, axes)
+        return algorithms
+
+    def shapes(self, axes: Sequence[int]) -> tuple[GroupShape, ...]:
+        """How the groups of ``axes`` lie on the topology, one shape per kind of group."""
         key = tuple(sorted(set(axes)))
         if key not in self._shapes:
-            self._shapes[key] = group_shape(self.cluster, self.mesh, key)
+            self._shapes[key] = group_shapes(self.cluster, self.mesh, key)
         return self._shapes[key]
+
+    @classmethod
+    def _slowest(cls, choices: tuple[tuple[AlgorithmCost, ...], ...], num_bytes: np.ndarray) -> np.ndarray:
+        found = [cls._cheapest(algorithms, num_bytes) for algorithms in choices]
+        return np.maximum.reduce(found)
 
     @staticmethod
     def _cheapest(algorithms: tuple[AlgorithmCost, ...], num_bytes: np.ndarray) -> np.ndarray:
@@ -153,7 +176,8 @@ def _lines(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
     if kind == "all_to_all":
         return [_pairwise(cluster, shape)]
     if kind == "send_recv":
-        return [("direct", max(_latency(cluster, share) for share in shape.shares), _bottleneck(cluster, shape, True))]
+        latency = max(_latency(cluster, share) for share in shape.shares if share.is_used)
+        return [("direct", latency, _bottleneck(cluster, shape, True))]
     if kind == "broadcast":
         return [("ring", _ring_latency(cluster, shape), _bottleneck(cluster, shape))]
     gloo = cluster.library == "gloo"
@@ -161,7 +185,7 @@ def _lines(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
     lines = [_ring(cluster, shape, passes)]
     if not gloo and kind == "all_reduce":
         lines.append(_tree(cluster, shape))
-    if not gloo and shape.uniform and sum(share.peers > 1 for share in shape.shares) > 1:
+    if not gloo and shape.uniform and sum(shares[0].peers > 1 for shares in shape.by_level) > 1:
         lines.append(_hierarchical(cluster, shape, passes))
     return lines
 
@@ -172,42 +196,48 @@ def _ring(cluster: Cluster, shape: GroupShape, passes: int) -> _Line:
 
 
 def _tree(cluster: Cluster, shape: GroupShape) -> _Line:
-    depth_latency = sum((share.peers - 1).bit_length() * _latency(cluster, share) for share in shape.shares)
+    depth_latency = sum(
+        max((share.peers - 1).bit_length() * _latency(cluster, share) for share in shares) for shares in shape.by_level
+    )
     return "tree", 2 * depth_latency, 2 * _bottleneck(cluster, shape)
 
 
 def _hierarchical(cluster: Cluster, shape: GroupShape, passes: int) -> _Line:
     """One phase per level; a phase between outer domains also passes the links of the levels in between."""
     alpha, rate = 0, Fraction(0)
-    for index, share in enumerate(shape.shares):
-        lanes = _members_of_child(shape, index)
-        passed = [index, *(below for below in range(index) if shape.shares[below].level > 0)]
+    levels = shape.by_level
+    for index, shares in enumerate(levels):
+        peers = shares[0].peers
+        lanes = _members_of_child(levels, index)
+        passed = [index, *(below for below in range(index) if levels[below][0].level > 0)]
         slowest = max(
-            Fraction(_members_of_child(shape, below), lanes)
-            * shape.shares[below].sharing
-            * _ns_per_byte(cluster, shape.shares[below])
+            Fraction(_members_of_child(levels, below), lanes) * share.sharing * _ns_per_byte(cluster, share)
             for below in passed
+            for share in levels[below]
         )
-        alpha += passes * (share.peers - 1) * _latency(cluster, share)
-        rate += passes * Fraction(share.peers - 1, share.peers) * slowest
+        alpha += passes * (peers - 1) * max(_latency(cluster, share) for share in shares)
+        rate += passes * Fraction(peers - 1, peers) * slowest
     return "hierarchical", alpha, rate
 
 
-def _members_of_child(shape: GroupShape, index: int) -> int:
-    return shape.shares[index - 1].members if index else 1
+def _members_of_child(levels: Sequence[Sequence[LevelShare]], index: int) -> int:
+    return levels[index - 1][0].members if index else 1
 
 
 def _pairwise(cluster: Cluster, shape: GroupShape) -> _Line:
-    alpha, inner_members, rate = 0, 1, Fraction(0)
-    for share in shape.shares:
-        alpha += (share.members - inner_members) * _latency(cluster, share)
-        inner_members = share.members
-        rate = max(rate, Fraction(share.pairs, shape.num_ranks) * _ns_per_byte(cluster, share))
+    alpha, rate = 0, Fraction(0)
+    for shares in shape.by_node_group:
+        latency, inner_members = 0, 1
+        for share in shares:
+            latency += (share.members - inner_members) * _latency(cluster, share)
+            inner_members = share.members
+            rate = max(rate, Fraction(share.pairs, shape.num_ranks) * _ns_per_byte(cluster, share))
+        alpha = max(alpha, latency)
     return "pairwise", alpha, rate
 
 
 def _latency(cluster: Cluster, share: LevelShare) -> int:
-    return cluster.levels[share.level].latency_ns
+    return cluster.link(share.level, share.group).latency_ns
 
 
 def _ring_latency(cluster: Cluster, shape: GroupShape) -> int:
@@ -216,7 +246,7 @@ def _ring_latency(cluster: Cluster, shape: GroupShape) -> int:
 
 def _bottleneck(cluster: Cluster, shape: GroupShape, pair: bool = False) -> Fraction:
     """Nanoseconds per byte of the slowest level, with all groups speaking."""
-    return max(share.sharing * _ns_per_byte(cluster, share, pair) for share in shape.shares)
+    return max(share.sharing * _ns_per_byte(cluster, share, pair) for share in shape.shares if share.is_used)
 
 
 def _ns_per_byte(cluster: Cluster, share: LevelShare, pair: bool = False) -> Fraction:
@@ -227,7 +257,7 @@ def _ns_per_byte(cluster: Cluster, share: LevelShare, pair: bool = False) -> Fra
         share: what the groups use of the level.
         pair: only two peers speak at a time, which on a mesh is one link.
     """
-    level = cluster.levels[share.level]
+    level = cluster.link(share.level, share.group)
     ns_per_byte = Fraction(_NS_PER_S * level.oversubscription_permille, 1000 * level.nics * level.bandwidth_bytes_per_s)
     if level.kind == "mesh" and share.level == 0 and share.peers > 1:
         ns_per_byte *= Fraction(level.size - 1, 1 if pair else share.peers - 1)

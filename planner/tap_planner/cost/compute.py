@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tap_planner.cluster import Device
+from tap_planner.cluster import STAND_INS, Device
 from tap_planner.cost.rounding import ceil_ns, ceil_ns_array
 from tap_planner.errors import ClusterError, UnsupportedGraphError, UsageError
 from tap_planner.operators import ComputeKind, OperatorRecord
@@ -41,17 +41,19 @@ _BITS = {
     "float4e2m1": 4,
 }
 
-_PEAKS: Mapping[str, tuple[tuple[str, int], ...]] = {
-    "fp32": (("float32", 1), ("tensorfloat32", 1)),
-    "bf16": (("bfloat16", 1), ("float16", 1), ("float32", 1)),
-    "fp16": (("float16", 1), ("bfloat16", 1), ("float32", 1)),
-    "fp64": (("float64", 1), ("float32", 2)),
-}
-"""Peaks that serve a precision, in order, with what they are divided by. Where a device's float64 peak is unknown,
-half of the float32 peak stands in (the ratio of V100, A100 and H100 without tensor cores): fp64 is for verification."""
+_PEAK_DTYPES: Mapping[str, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+"""Element type whose peak serves a precision, see ``STAND_INS``."""
 
-_ATTENTION = frozenset({"Attention", "com.microsoft::Attention", "com.microsoft::MultiHeadAttention"})
-"""Operators made of two matrix products of b x h x q x k x d each."""
+_ATTENTION = frozenset(
+    {
+        "Attention",
+        "com.microsoft::Attention",
+        "com.microsoft::DecoderMaskedMultiHeadAttention",
+        "com.microsoft::GroupQueryAttention",
+        "com.microsoft::MultiHeadAttention",
+    }
+)
+"""Operators made of two matrix products of b x h x q x k x d each; their factors count both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +133,10 @@ class ComputeModel:
 
 
 def _peak(device: Device, precision: str) -> tuple[str, int]:
-    for dtype, divisor in _PEAKS[precision]:
-        if dtype in device.peak_flops:
-            return dtype, device.peak_flops[dtype] // divisor
-    wanted = " or ".join(dtype for dtype, _ in _PEAKS[precision])
+    found = device.serving_peak(_PEAK_DTYPES[precision])
+    if found is not None:
+        return found
+    wanted = " or ".join(dtype for dtype, _ in STAND_INS[_PEAK_DTYPES[precision]])
     raise ClusterError(
         f"the device {device.name} has no peak for the precision {precision}: found "
         f"{', '.join(device.peak_flops) or 'none'}, expected {wanted}",
@@ -189,5 +191,5 @@ def _flops(record: OperatorRecord, points: int, gradient_operands: int) -> tuple
         return 0, 0
     product = 2 * points
     if record.type in _ATTENTION:
-        return 2 * product, product * (gradient_operands + 1) if gradient_operands else 0
+        return product, product // 2 * (min(gradient_operands, 3) + 1) if gradient_operands else 0
     return product, product * gradient_operands

@@ -15,6 +15,8 @@ class LevelShare:
     """What the groups ask of the links of one level; a *child* is a device or a domain of the level below."""
 
     level: int
+    group: int = 0
+    """Node group of the domains (level 0) or children (level 1); 0 where all nodes are alike."""
     members: int
     """Most ranks of one group inside one domain of this level."""
     peers: int
@@ -26,6 +28,11 @@ class LevelShare:
     pairs: int
     """Most pairs (rank inside, rank outside) over all groups whose traffic leaves one child by its links."""
 
+    @property
+    def is_used(self) -> bool:
+        """Whether links of the level are used or passed; False inside nodes that hold a single rank of a group."""
+        return self.level > 0 or self.peers > 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
@@ -33,9 +40,32 @@ class GroupShape:
 
     num_ranks: int
     shares: tuple[LevelShare, ...]
-    """Levels whose links the groups use, inner to outer."""
+    """Levels whose links the groups use, inner to outer; on unlike nodes one per level and node group."""
     uniform: bool
     """Whether each domain that a group touches holds equally many of its ranks, at every level."""
+
+    @property
+    def by_level(self) -> tuple[tuple[LevelShare, ...], ...]:
+        """Shares of the levels that are used, inner to outer."""
+        used = [share for share in self.shares if share.is_used]
+        levels = dict.fromkeys(share.level for share in used)
+        return tuple(tuple(share for share in used if share.level == level) for level in levels)
+
+    @property
+    def by_node_group(self) -> tuple[tuple[LevelShare, ...], ...]:
+        """Per node group its shares, inner to outer."""
+        groups = dict.fromkeys(share.group for share in self.shares)
+        return tuple(tuple(share for share in self.shares if share.group == group) for group in groups)
+
+
+def group_shapes(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> tuple[GroupShape, ...]:
+    """How the groups of ``axes`` lie on the topology, one shape per kind of group.
+
+    On equal nodes one shape stands for all groups; on unlike nodes groups differ by the nodes that they touch.
+    """
+    if not cluster.node_groups:
+        return (group_shape(cluster, mesh, axes),)
+    return _unlike_shapes(cluster, mesh.groups(axes))
 
 
 def group_shape(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> GroupShape:
@@ -111,3 +141,78 @@ def _pairs_leaving(child: np.ndarray, num_ranks: int) -> int:
     inside = np.bincount(run_key)
     child_of_run = child.ravel()[_run_starts(child).ravel()]
     return int(np.bincount(child_of_run, weights=inside * (num_ranks - inside)).max())
+
+
+def _unlike_shapes(cluster: Cluster, groups: np.ndarray) -> tuple[GroupShape, ...]:
+    """The kinds of groups ([num_groups, num_ranks] ranks, ascending) on unlike nodes.
+
+    A run is what one group has on one node. Links of a node are shared by all groups that leave it.
+    """
+    num_groups, num_ranks = groups.shape
+    if num_ranks == 1:
+        return (GroupShape(num_ranks=1, shares=(), uniform=True),)
+    nodes = cluster.node_of_ranks()[groups]
+    kind_of_node = np.repeat(np.arange(len(cluster.node_groups)), [group.nodes for group in cluster.node_groups])
+    starts = _run_starts(nodes)
+    owner = np.nonzero(starts)[0]  # [num_runs] group of each run
+    node = nodes[starts]  # [num_runs]
+    members = np.bincount(np.cumsum(starts.ravel()) - 1)  # [num_runs]
+    leaves = (nodes[:, 0] != nodes[:, -1])[owner]
+    sharing = np.bincount(node, weights=leaves, minlength=len(kind_of_node))[node].astype(np.int64)
+    pairs = np.bincount(node, weights=leaves * members * (num_ranks - members), minlength=len(kind_of_node))[node]
+    slot = owner * len(cluster.node_groups) + kind_of_node[node]  # (group, node group), flattened
+    num_slots = num_groups * len(cluster.node_groups)
+
+    def most(values: np.ndarray) -> np.ndarray:
+        found = np.zeros(num_slots, dtype=np.int64)
+        np.maximum.at(found, slot, values.astype(np.int64))
+        return found
+
+    last_kind = kind_of_node[nodes[:, -1]]
+    last = (last_kind[:, None] == np.arange(len(cluster.node_groups))).ravel()
+    columns = np.stack(
+        [
+            most(members),
+            np.bincount(slot, weights=members - 1, minlength=num_slots).astype(np.int64),
+            np.bincount(slot, minlength=num_slots),
+            last.astype(np.int64),
+            most(sharing),
+            most(pairs),
+            -most(num_ranks - members),
+        ],
+        axis=1,
+    ).reshape(num_groups, -1)
+    kinds = np.unique(columns, axis=0).reshape(-1, len(cluster.node_groups), 7)
+    return tuple(_unlike_shape(num_ranks, kind.tolist()) for kind in kinds)
+
+
+def _unlike_shape(num_ranks: int, rows: list[list[int]]) -> GroupShape:
+    """One kind of group.
+
+    Args:
+        num_ranks: ranks of the group.
+        rows: per node group the most members on one node, ring steps inside nodes, nodes touched, whether the group's
+            last node is of this kind, most groups and most pairs that share the links of a node, and minus the number
+            of ranks elsewhere where a node holds fewest.
+    """
+    touched = [(number, row) for number, row in enumerate(rows) if row[2]]
+    num_nodes = sum(row[2] for _, row in touched)
+    shares = [
+        LevelShare(level=0, group=number, members=most, peers=most, hops=hops, sharing=1, pairs=most - 1)
+        for number, (most, hops, *_) in touched
+    ]
+    if num_nodes > 1:
+        shares.extend(
+            LevelShare(
+                level=1,
+                group=number,
+                members=num_ranks,
+                peers=num_nodes,
+                hops=count - last,
+                sharing=sharing,
+                pairs=pairs,
+            )
+            for number, (_, _, count, last, sharing, pairs, _) in touched
+        )
+    sizes = {most for _, (most, *_) in touched} | {num_ranks + row[6] for _, row in touched}
+    return GroupShape(num_ranks=num_ranks, shares=tuple(shares), uniform=len(sizes) == 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tap_planner.cluster import Device
-from tap_planner.cost.compute import PRECISION_BYTES
+from tap_planner.cost.compute import PRECISION_BYTES, element_bits
 from tap_planner.cost.rounding import to_ns
 from tap_planner.errors import UsageError
 
@@ -67,12 +67,21 @@ def parameter_bytes(precision: str, optimizer: str) -> ParameterBytes:
 
 
 def parameter_memory(
-    num_elements_local: int, *, shards: int, zero_level: int, precision: str, optimizer: str, trainable: bool
+    num_elements_local: int,
+    *,
+    dtype: str = "float32",
+    shards: int,
+    zero_level: int,
+    precision: str,
+    optimizer: str,
+    trainable: bool,
 ) -> ParameterMemory:
     """Bytes of one parameter on one device.
 
     Args:
         num_elements_local: elements on the device before ZeRO, that is after tensor sharding.
+        dtype: stored element type. Floats of 16 bits and more are cast to the precision; quantised ones keep their
+            size, and elements under a byte are packed anew on each device, the last byte filled up.
         shards: ranks over which ZeRO shards (1: none); a shard is rounded up.
         zero_level: 0 none, 1 optimizer states, 2 and gradients, 3 and parameters.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
@@ -81,7 +90,7 @@ def parameter_memory(
     """
     size = parameter_bytes(precision, optimizer)
     if not trainable:
-        return ParameterMemory(size.parameter * num_elements_local, 0, 0)
+        return ParameterMemory(-(-num_elements_local * element_bits(dtype, precision) // 8), 0, 0)
     _check_zero(zero_level, shards)
     shard = -(-num_elements_local // shards)
     return ParameterMemory(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tap_planner.cost.compute import ComputeModel, operator_work
-from tap_planner.operators import OperatorSignature, lookup
+from tap_planner.operators import OperatorSignature, record_of, rule_of
 
 
 def operator_times_ns(
@@ -27,7 +27,7 @@ def operator_times_ns(
         output_elements: local elements of each output.
         requires_gradient: per operand, whether backward makes its gradient.
     """
-    record = lookup(signature.type)
+    record, layout = record_of(signature), rule_of(signature).layout
     input_bytes = tuple(
         0 if operand is None else compute.tensor_bytes(operand.dtype, count)
         for operand, count in zip(signature.inputs, input_elements, strict=True)
@@ -38,7 +38,7 @@ def operator_times_ns(
     )
     work = operator_work(
         record,
-        factor_sizes=factor_sizes,
+        factor_sizes=tuple(size for index, size in enumerate(factor_sizes) if index not in layout),
         input_bytes=input_bytes,
         output_bytes=output_bytes,
         gradient_operands=sum(requires_gradient),

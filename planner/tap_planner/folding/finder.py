@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tap_planner.collector import collector_paused
 from tap_planner.folding.encoding import Encoding, encode
 from tap_planner.folding.shared import find_shared
 from tap_planner.folding.types import MIN_PERIOD, FoldedGraph, Run
@@ -39,7 +40,8 @@ def fold(graph: Graph) -> FoldedGraph:
     one occurrence is read in it, in the next, or, if it is the last, after the run. The loss is in no run. What the
     runs leave is searched for blocks that come again elsewhere.
     """
-    encoding = encode(graph)
+    with collector_paused():
+        encoding = encode(graph)
     found = _choose(encoding, _stretches(encoding))
     runs = tuple(run for run in found if run.period >= MIN_PERIOD)
     return FoldedGraph(
@@ -141,17 +143,17 @@ def _runs(encoding: Encoding, stretch: _Stretch) -> list[Run]:
 
 def _narrowest(encoding: Encoding, stretch: _Stretch, spare: int) -> int:
     """Offset in 0..spare at which the fewest values cross the cut in the second block."""
-    base = stretch.start + stretch.period
-    makers, readers = encoding.edges[:, 0], encoding.edges[:, 1]
-    near = readers - makers <= stretch.period
-    last = np.full(encoding.size, -1, np.int64)
-    np.maximum.at(last, makers[near], readers[near])
-    crossing = np.zeros(encoding.size + 2, np.int64)
+    period, first = stretch.period, stretch.start
+    base = first + period
+    makers, readers = encoding.edges_from(first, base + spare)
+    near = readers - makers <= period
+    last = np.full(base + spare - first, -1, np.int64)
+    np.maximum.at(last, makers[near] - first, readers[near])
     alive = np.flatnonzero(last >= 0)
+    crossing = np.zeros(len(last) + period + 2, np.int64)
     np.add.at(crossing, alive + 1, 1)
-    np.add.at(crossing, last[alive] + 1, -1)
-    widths = np.cumsum(crossing)[base : base + spare + 1]
-    return int(np.argmin(widths))
+    np.add.at(crossing, last[alive] + 1 - first, -1)
+    return int(np.argmin(np.cumsum(crossing)[base - first : base - first + spare + 1]))
 
 
 def _segments(encoding: Encoding, start: int, period: int, count: int) -> list[Run]:
@@ -198,9 +200,7 @@ def _columns(encoding: Encoding, start: int, period: int, count: int) -> tuple[n
 
 def _must_end(encoding: Encoding, start: int, period: int, count: int) -> np.ndarray:
     """[count] whether an occurrence's values are read further away than in the next occurrence."""
-    makers, readers = encoding.edges[:, 0], encoding.edges[:, 1]
-    inside = (makers >= start) & (makers < start + period * count)
-    makers, readers = makers[inside], readers[inside]
+    makers, readers = encoding.edges_from(start, start + period * count)
     own = (makers - start) // period
     far = ((readers - start) // period - own >= 2) | (readers == encoding.size)
     ends = np.zeros(count, bool)

@@ -10,17 +10,28 @@ from typing import TYPE_CHECKING
 
 from tap_planner.graph.constants import ConstantStore
 from tap_planner.graph.options import BindOptions, LossKind, LossOptions
-from tap_planner.graph.types import Graph, Operator, Parameter, ParameterRead, Tensor, TensorKind
+from tap_planner.graph.types import Body, Graph, Operator, Parameter, ParameterRead, Tensor, TensorKind
 
 if TYPE_CHECKING:
     from tap_planner.graph.assembly import bind
+    from tap_planner.graph.bodies import run_body
     from tap_planner.graph.loading import ModelFile, load_model
+    from tap_planner.graph.training import TRAINABLE_KEY
     from tap_planner.graph.weights import WeightReader
 
-_LAZY = {"ModelFile": "loading", "WeightReader": "weights", "bind": "assembly", "load_model": "loading"}
+_LAZY = {
+    "TRAINABLE_KEY": "training",
+    "ModelFile": "loading",
+    "WeightReader": "weights",
+    "bind": "assembly",
+    "load_model": "loading",
+    "run_body": "bodies",
+}
 
 __all__ = [
+    "TRAINABLE_KEY",
     "BindOptions",
+    "Body",
     "ConstantStore",
     "Graph",
     "LossKind",
@@ -34,6 +45,7 @@ __all__ = [
     "WeightReader",
     "bind",
     "load_model",
+    "run_body",
 ]
 
 

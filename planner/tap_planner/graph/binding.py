@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from onnx import TensorProto, numpy_helper
+import onnx
+from onnx import TensorProto
 
-from tap_planner.errors import ModelError, UnsupportedGraphError
-from tap_planner.graph import compute, contrib, detection, layout, quantised, recurrent, sampling
-from tap_planner.graph.branches import BranchTakenError
+from tap_planner.errors import ModelError, UnsupportedGraphError, UsageError
+from tap_planner.graph import (
+    compute,
+    contrib,
+    control,
+    detection,
+    layout,
+    quantised,
+    recurrent,
+    sampling,
+    selection,
+    sequences,
+    signals,
+    spatial,
+)
+from tap_planner.graph.arity import check_arity
+from tap_planner.graph.custom import CustomRules
 from tap_planner.graph.dims import BoundInputs
 from tap_planner.graph.drafts import SMALL_ELEMENTS, Constants, Draft, Reads, Types, located, result_elements
-from tap_planner.graph.dtypes import dtype_name, numpy_dtype
-from tap_planner.graph.evaluate import EVALUATORS, MAX_ELEMENTS, evaluate, evaluate_node
+from tap_planner.graph.dtypes import dtype_name, name_of_numpy, numpy_dtype
+from tap_planner.graph.evaluate import EVALUATORS, evaluate, evaluate_node
+from tap_planner.graph.limits import MAX_FETCH, is_cheap
 from tap_planner.graph.loading import ModelFile
-from tap_planner.graph.nodes import Node
+from tap_planner.graph.nodes import Node, decode_nodes, sort_nodes
+from tap_planner.graph.origins import origin
 from tap_planner.graph.roles import Roles
+from tap_planner.graph.sparse import StoredTensor, constant_tensor, stored_tensors
+from tap_planner.graph.tensors import to_array
 from tap_planner.graph.types import TensorKind
-from tap_planner.graph.unknown import DeclaredTypes
-from tap_planner.graph.values import Call, Form, Value
-from tap_planner.graph.weights import constant_value, read_external
+from tap_planner.graph.unfolding import Unfolding, with_captures
+from tap_planner.graph.unknown import DeclaredTypes, value_info
+from tap_planner.graph.values import Call, CountUnknownError, Form, Value
+from tap_planner.graph.weights import constant_value, read_tensor
+from tap_planner.graph.whole import WHOLE, WholeFlow
 from tap_planner.operators import TensorType, lookup
 
 _CANONICAL: dict[str, Callable[[Call], Form]] = {
@@ -32,12 +54,13 @@ _CANONICAL: dict[str, Callable[[Call], Form]] = {
     **recurrent.CANONICAL,
     **detection.CANONICAL,
     **sampling.CANONICAL,
+    **spatial.CANONICAL,
+    **signals.CANONICAL,
+    **selection.CANONICAL,
 }
-_RANDOM = frozenset(
-    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-)
-_SOURCES = frozenset(("Constant", "ConstantOfShape", "Range", "Shape", "Size"))
-_CONTROL = frozenset(("If", "Loop", "Scan", "SequenceMap"))
+_SOURCES = frozenset(("Constant", "ConstantOfShape", "EyeLike", "OptionalHasElement", "Range", "Shape", "Size"))
+_STRUCTURE = frozenset(("bool", "int16", "int32", "int64", "uint16", "uint32", "uint64", "string"))
+_UNFOLDING = {**control.METHODS, **sequences.METHODS}
 
 
 class Binder:
@@ -50,6 +73,9 @@ class Binder:
         values: integer inputs that are constants.
         wanted: names that some node or the graph's outputs read.
         declared: types that the file itself declares, for operators without a record.
+        custom: rules of operators without a record.
+        kept: origins of loops that stay whole.
+        counts: sizes that depend on the data, by value and dim.
     """
 
     def __init__(
@@ -57,9 +83,12 @@ class Binder:
         model: ModelFile,
         bound: BoundInputs,
         roles: Roles,
-        values: Mapping[str, int],
+        values: Mapping[str, int | tuple[int, ...]],
         wanted: set[str],
         declared: DeclaredTypes,
+        custom: CustomRules,
+        kept: Collection[str] = (),
+        counts: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
         self.types = Types()
         self.constants = Constants(self.types)
@@ -67,61 +96,97 @@ class Binder:
         self.values: dict[str, Value] = {}
         self.operators: list[Draft] = []
         self.warnings: list[str] = []
-        self._sequences: dict[str, list[Value]] = {}
+        self.whole = WholeFlow(self, list(model.proto.opset_import))
+        self.reached: Node | None = None
+        """The node that is being bound, or was last."""
         self._model = model
         self._roles = roles
         self._wanted = wanted
         self._declared = declared
+        self.custom = custom
         self._rebatch = bound.rebatch
+        self._bound = bound
+        self._kept = kept
+        self._counts = counts or {}
+        self.unfolding = Unfolding(
+            opset=model.opset, values=self.values, fetch=self.constants.fetch, wanted=wanted, kept=kept
+        )
         for name, type_ in bound.types.items():
             self._add_input(name, type_, values, bound.batch_dims.get(name) is not None)
-        for tensor in model.proto.graph.initializer:
+        for tensor in stored_tensors(model.proto.graph):
             if tensor.name in wanted:
                 self.values[tensor.name] = self._stored(tensor)
 
-    def _add_input(self, name: str, type_: TensorType, values: Mapping[str, int], batched: bool) -> None:
+    def _add_input(
+        self, name: str, type_: TensorType, values: Mapping[str, int | tuple[int, ...]], batched: bool
+    ) -> None:
         interned = self.types.get(type_.dtype, type_.shape)
         if name in values:
-            array = np.full(type_.shape, values[name], numpy_dtype(type_.dtype))
+            array = _input_value(name, type_, values[name])
             self.values[name] = self.constants.array(name, array)
         else:
             self.values[name] = Value(name=name, type=interned, kind=TensorKind.INPUT, batched=batched)
 
-    def _stored(self, tensor: TensorProto) -> Value:
-        type_ = self.types.get(dtype_name(tensor.data_type), tuple(tensor.dims))
-        if is_parameter(tensor.name, type_, self._roles, external=tensor.data_location == TensorProto.EXTERNAL):
+    def _stored(self, tensor: StoredTensor) -> Value:
+        type_ = self.types.get(tensor.dtype, tensor.dims)
+        if is_parameter(tensor.name, type_, self._roles, external=bool(tensor.outside)):
             return self.reads.plain(tensor.name, type_)
-        if tensor.data_location != TensorProto.EXTERNAL:
-            return self.constants.array(tensor.name, numpy_helper.to_array(tensor))
-        folder, identity = self._model.path.parent, f"external {tensor.name}"
-        found = self.constants.recipe(
-            [tensor.name], [type_], lambda _: [read_external(folder, tensor)], [], identity, outside=type_
-        )
+        folder = self._model.path.parent
+        if tensor.outside:
+            identity, outside = f"external {tensor.name}", type_
+        elif is_table(type_):
+            identity, outside = f"stored {tensor.name}", None
+        else:
+            return self.constants.array(tensor.name, tensor.read(to_array))
+
+        def read(_: object) -> list[np.ndarray]:
+            return [tensor.read(lambda part: read_tensor(folder, part))]
+
+        found = self.constants.recipe([tensor.name], [type_], read, [], identity, outside=outside, deferred=True)
         return found[0]
 
-    def run(self, nodes: Sequence[Node]) -> None:
+    def run(self, nodes: Sequence[Node], *, stop: str = "") -> None:
         """Bind all nodes.
+
+        Args:
+            nodes: in topological order.
+            stop: origin of a node; what comes from it on is left out.
 
         Raises:
             UnsupportedGraphError: a node that cannot be planned; the message names it.
         """
-        for node in nodes:
-            if any(output in self._wanted for output in node.outputs):
+        for node in self.unfolding.walk(nodes):
+            self.reached = node
+            if stop and node.origin == stop:
+                return
+            if any(output and output in self._wanted for output in node.outputs):
                 try:
                     self._visit(node)
+                except CountUnknownError:
+                    raise
                 except ModelError as error:
                     raise located(error, node.where) from error
                 except (ArithmeticError, LookupError, TypeError, ValueError, MemoryError) as error:
                     text = f"{node.where}: not a valid node ({error})"
                     raise UnsupportedGraphError(text, hint="check the file with onnx.checker") from error
+        drawn = [draft.id for draft in self.operators if lookup(draft.type).random]
+        if drawn:
+            names = ", ".join(drawn[:3]) + (f" and {len(drawn) - 3} more" if len(drawn) > 3 else "")
+            self.warnings.append(
+                f"random numbers in {names}: each is drawn by seed and global position, the same however it is split"
+            )
 
     def _visit(self, node: Node) -> None:
+        check_arity(node, self._model.opset)
+        if node.type in _UNFOLDING:
+            instead = _UNFOLDING[node.type](self.unfolding, node)
+            if instead is not None:
+                self.unfolding.replace(instead)
+                return
         if node.type in _SOURCES and self._source(node):
             return
-        if node.type in _CONTROL:
-            raise self._control(node)
-        if node.type in ("SplitToSequence", "SequenceAt"):
-            self._sequence(node)
+        if node.type in WHOLE:
+            self.whole.bind(node)
             return
         call = self._call(node)
         form = _CANONICAL.get(node.type, compute.default_form)(call)
@@ -129,7 +194,8 @@ class Binder:
         if form.type == "Identity" and first is not None:
             self.values[node.outputs[0]] = first
             return
-        if form.inputs and node.type not in _RANDOM and all(v is None or v.is_constant for v in form.inputs):
+        fixed = lookup(node.type).random or form.type in self.custom
+        if form.inputs and not fixed and all(v is None or v.is_constant for v in form.inputs):
             self._constant(call, form)
             return
         read = self.reads.folded(node.outputs[0], form)
@@ -140,46 +206,49 @@ class Binder:
             self._widen(form)
         self._operator(node, form)
 
-    def _control(self, node: Node) -> Exception:
-        """The error of a node with subgraphs: an If whose condition is known is no error to the caller."""
-        condition = self.values.get(node.inputs[0])
-        if node.type == "If" and condition is not None and condition.is_constant:
-            return BranchTakenError(node, bool(self.constants.fetch(condition.name).reshape(-1)[0]))
-        fixable = (
-            name for name, item in self.values.items() if item.kind is TensorKind.INPUT and not item.type.is_float
+    def bind_body(self, graph: onnx.GraphProto, given: Mapping[str, Value]) -> list[Value]:
+        """Values of a subgraph's results, given what it reads."""
+        nodes = with_captures(decode_nodes(graph.node))
+        made = {name for node in nodes for name in node.outputs}
+        outer = {name for node in nodes for name in node.inputs} - made
+        nodes = sort_nodes(nodes, outer)
+        outputs = [value.name for value in graph.output]
+        proto = onnx.ModelProto(opset_import=self._model.proto.opset_import)
+        proto.graph.CopyFrom(onnx.GraphProto(node=graph.node, output=graph.output, value_info=graph.value_info))
+        proto.graph.initializer.extend(graph.initializer)
+        types = {name: value.type for name, value in given.items() if name not in made}
+        for name, type_ in types.items():
+            proto.graph.input.append(value_info(name, type_))
+        bound = replace(
+            self._bound,
+            types=types,
+            batch_dims={name: 0 if given[name].batched else None for name in types},
+            rebatch=None,
         )
-        name = next(fixable, "NAME")
-        return UnsupportedGraphError(
-            f"{node.where}: control flow whose condition is not a constant cannot be planned",
-            hint=f"fix what it depends on: --value {name}=N, or export without control flow",
-        )
-
-    def _sequence(self, node: Node) -> None:
-        """A sequence exists only between the split that makes it and the reads of its items."""
-        if node.type == "SequenceAt":
-            items = self._sequences.get(node.inputs[0])
-            position = self._operand(node, node.inputs[1])
-            if items is None or position is None or not position.is_constant:
-                raise UnsupportedGraphError(f"{node.where}: a sequence that is not split from a tensor here")
-            self.values[node.outputs[0]] = items[int(self.constants.fetch(position.name).reshape(-1)[0])]
-            return
-        call = self._call(node)
-        value = call.operand(0)
-        axis = call.axis(call.integer("axis", 0), value.rank)
-        size = value.shape[axis]
-        sizes = call.ints(1) if call.has(1) else (1,) * size
-        if call.has(1) and call.operand(1).rank == 0:
-            sizes = tuple(min(sizes[0], size - start) for start in range(0, size, sizes[0]))
-        names = [f"{node.outputs[0]}__{index}" for index in range(len(sizes))]
-        split = Form(type="Split", attributes={"axis": axis, "split": sizes}, inputs=[value])
-        items = self._emit(split, names, node.name) if len(sizes) > 1 else [value]
-        if not call.has(1) and call.integer("keepdims", 1) == 0:
-            shape = value.shape[:axis] + value.shape[axis + 1 :]
-            forms = [layout.reshaped(item, shape) for item in items]
-            items = [
-                self._emit(form, [f"{name}_squeezed"], node.name)[0] for form, name in zip(forms, names, strict=True)
-            ]
-        self._sequences[node.outputs[0]] = items
+        kept: set[str] = set()
+        while True:
+            wanted = {name for node in nodes for name in node.inputs}
+            wanted.update(outputs)
+            inner = Binder(
+                replace(self._model, proto=proto),
+                bound,
+                Roles(),
+                {},
+                wanted,
+                DeclaredTypes(proto, self._bound.symbols, types),
+                CustomRules(()),
+                kept,
+                self._counts,
+            )
+            for name, value in given.items():
+                if value.array is not None:
+                    inner.values[name] = inner.constants.array(name, value.array)
+            try:
+                inner.run(nodes)
+            except control.KeptWholeError as error:
+                kept.add(error.origin)
+            else:
+                return [inner.operand(name, "its body") for name in outputs]
 
     def _call(self, node: Node) -> Call:
         return Call(
@@ -188,15 +257,47 @@ class Binder:
             opset=self._model.opset,
             fetch=self.constants.fetch,
             rebatch=self._rebatch,
+            wanted=self._wanted,
+            declared=self.declared_type,
+            count=self._count,
+            origin=lambda value: origin(self.operators, value, self.constants.fetch),
         )
 
+    def _count(self, name: str, dim: int) -> int | None:
+        """A size that the user gave, by the name of the value or by a symbol that was traced to it."""
+        given = self._bound.symbols.get(f"{name}.{dim}")
+        return self._counts.get((name, dim)) if given is None else given
+
+    def declared_type(self, name: str) -> TensorType | None:
+        """What the file declares of a value, with the symbolic dims bound."""
+        found = self._declared.types([name])
+        return None if found is None else found[0]
+
     def _operand(self, node: Node, name: str) -> Value | None:
-        if not name:
-            return None
+        return self.operand(name, node.where) if name else None
+
+    def operand(self, name: str, where: str) -> Value:
+        """The value called ``name``.
+
+        Args:
+            name: of a value.
+            where: words for who reads it.
+
+        Raises:
+            UnsupportedGraphError: nothing has made it.
+        """
         found = self.values.get(name)
-        if found is None:
-            raise UnsupportedGraphError(f"{node.where}: reads {name!r}, which has no value")
-        return found
+        if found is not None:
+            return found
+        items = self.unfolding.sequences.get(name)
+        if items is not None:
+            raise UnsupportedGraphError(
+                f"{where}: reads {name!r}, a sequence of {len(items)} tensors, expected a tensor",
+                hint="sequences are planned only between operators that make and read them inside the model",
+            )
+        if name in self.unfolding.absent:
+            raise UnsupportedGraphError(f"{where}: reads {name!r}, an optional that holds nothing")
+        raise UnsupportedGraphError(f"{where}: reads {name!r}, which has no value")
 
     def _source(self, node: Node) -> bool:
         """Nodes that make constants or parameters from nothing but shapes; False if it is none of them after all."""
@@ -209,6 +310,13 @@ class Binder:
             assert operands[0] is not None
             self.values[name] = self.constants.array(name, _shape(node, operands[0].shape))
             return True
+        if node.type == "OptionalHasElement":
+            self.values[name] = self.constants.array(name, np.array(bool(operands) and operands[0] is not None))
+            return True
+        if node.type == "EyeLike":
+            assert operands[0] is not None
+            self.values[name] = self._identity_matrix(node, name, operands[0])
+            return True
         if not all(value is not None and value.is_constant for value in operands):
             return False
         arrays = [self.constants.fetch(value.name) for value in operands if value is not None]
@@ -218,20 +326,29 @@ class Binder:
             self.values[name] = self._range(name, arrays)
         return True
 
+    def _identity_matrix(self, node: Node, name: str, like: Value) -> Value:
+        dtype, make = signals.eye_like(node, like)
+        type_ = self.types.get(dtype, like.shape)
+        if type_.num_elements <= SMALL_ELEMENTS:
+            return self.constants.array(name, make())
+        identity = f"EyeLike {dtype} {like.shape} {node.attributes.get('k', 0)}"
+        return self.constants.recipe([name], [type_], lambda _: [make()], [], identity)[0]
+
     def _constant_node(self, node: Node, name: str) -> Value:
-        tensor = node.attributes.get("value")
-        if isinstance(tensor, TensorProto):
-            type_ = self.types.get(dtype_name(tensor.data_type), tuple(tensor.dims))
-            if is_parameter(name, type_, self._roles):
-                return self.reads.plain(name, type_)
         try:
-            return self.constants.array(name, constant_value(node))
+            held = constant_tensor(node)
+            if held is not None:
+                return self._stored(held)
+            array = constant_value(node)
         except ModelError as error:
             raise UnsupportedGraphError(error.message) from error
+        if name in self._roles.quantised:
+            return self.reads.plain(name, self.types.get(name_of_numpy(array.dtype), array.shape))
+        return self.constants.array(name, array)
 
     def _filled(self, node: Node, name: str, shape: tuple[int, ...]) -> Value:
         tensor = node.attributes.get("value")
-        fill = numpy_helper.to_array(tensor).reshape(()) if isinstance(tensor, TensorProto) else np.float32(0)
+        fill = to_array(tensor).reshape(()) if isinstance(tensor, TensorProto) else np.float32(0)
         dtype = dtype_name(tensor.data_type) if isinstance(tensor, TensorProto) else "float32"
         type_ = self.types.get(dtype, shape)
         if is_parameter(name, type_, self._roles):
@@ -270,7 +387,10 @@ class Binder:
             inputs = [None if value is None else value.type for value in form.inputs]
             types = self.types.infer(form.type, attributes, inputs, len(node.outputs))
             deferred = any(value is not None and value.deferred for value in form.inputs)
-            if not deferred and all(item.num_elements <= SMALL_ELEMENTS for item in types):
+            depth = form.inputs[0].shape[-1] if form.type == "MatMul" and form.inputs[0] is not None else 1
+            most = max(item.num_elements for item in types)
+            small = most <= SMALL_ELEMENTS and most * depth <= MAX_FETCH
+            if small and not deferred and self.constants.affords(v.name for v in form.inputs if v is not None):
                 arrays = [None if v is None else self.constants.fetch(v.name) for v in form.inputs]
                 self._bind_arrays(node, self._evaluate(node, form, arrays))
                 return
@@ -280,13 +400,31 @@ class Binder:
                 lambda arrays: evaluate(form.type, form.attributes, arrays),
                 form.inputs,
                 f"{form.type}{attributes}",
+                depth=depth,
             )
             self.values.update(zip(node.outputs, made, strict=True))
             return
-        if bound is not None and bound > MAX_ELEMENTS:
-            raise call.error(f"makes a constant of {bound} elements, too many")
+        types = self._known_types(form, attributes, len(node.outputs))
+        if types and types[0].is_float and any(value is not None and value.deferred for value in form.inputs):
+            self._operator(node, form)
+            return
         operands = [None if value is None else self.constants.fetch(value.name) for value in call.inputs]
-        self._bind_arrays(node, evaluate_node(node.proto, call.opset, operands))
+        if is_cheap(node, call.opset, operands, types):
+            self._bind_arrays(node, evaluate_node(node.proto, call.opset, operands))
+        elif types is None:
+            raise call.error("makes a constant that is too large to be computed while the model is read")
+        else:
+            self._operator(node, form)
+
+    def _known_types(self, form: Form, attributes: tuple, num_outputs: int) -> Sequence[TensorType] | None:
+        """Types of a computation's results by its record, None where that does not say (it depends on values)."""
+        if not lookup(form.type).known:
+            return None
+        try:
+            inputs = [None if value is None else value.type for value in form.inputs]
+            return self.types.infer(form.type, attributes, inputs, num_outputs)
+        except ModelError:
+            return None
 
     def _evaluate(self, node: Node, form: Form, arrays: list[np.ndarray | None]) -> list[np.ndarray]:
         try:
@@ -295,9 +433,10 @@ class Binder:
             raise UnsupportedGraphError(f"{node.where}: its constant value cannot be computed ({error})") from error
 
     def _bind_arrays(self, node: Node, arrays: Sequence[np.ndarray]) -> None:
-        names = [name for name in node.outputs if name]
+        names = node.outputs if len(arrays) == len(node.outputs) else [name for name in node.outputs if name]
         for name, array in zip(names, arrays, strict=False):
-            self.values[name] = self.constants.array(name, array)
+            if name:
+                self.values[name] = self.constants.array(name, array)
 
     def _widen(self, form: Form) -> None:
         """Give operands of a Concat that do not carry the batch as many rows as the others, where it is re-batched."""
@@ -320,12 +459,27 @@ class Binder:
         if form.type != "Split":
             while len(names) > 1 and names[-1] not in self._wanted:
                 names.pop()
-        made = [name or f"{names[0]}__unused_{index}" for index, name in enumerate(names)]
+        first = next(name for name in node.outputs if name)
+        made = [name or f"{first}__unused_{index}" for index, name in enumerate(names)]
         self._emit(form, made, node.name)
 
     def _emit(self, form: Form, names: Sequence[str], label: str) -> list[Value]:
+        self.custom.attach(form)
         attributes = tuple(sorted(form.attributes.items()))
-        types = self._output_types(form, attributes, names)
+        return self.add(form, names, label, self._output_types(form, attributes, names))
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether some node or the graph's outputs read a value."""
+        return name in self._wanted
+
+    def fetch(self, name: str) -> np.ndarray:
+        """Value of a constant by name."""
+        return self.constants.fetch(name)
+
+    def add(self, form: Form, names: Sequence[str], label: str, types: Sequence[TensorType]) -> list[Value]:
+        """Append an operator whose result types are known."""
+        types = [self.types.get(item.dtype, item.shape) for item in types]
+        attributes = tuple(sorted(form.attributes.items()))
         batched = any(value is not None and value.batched for value in form.inputs)
         outputs = [
             Value(name=name, type=type_, kind=TensorKind.ACTIVATION, batched=batched)
@@ -338,24 +492,44 @@ class Binder:
         return outputs
 
     def _output_types(self, form: Form, attributes: tuple, names: Sequence[str]) -> Sequence[TensorType]:
+        inputs = [None if value is None else value.type for value in form.inputs]
+        if form.type in self.custom:
+            found = self.custom.infer(form.type, lambda: self.types.infer(form.type, attributes, inputs, len(names)))
+            if not self._rebatch:  # else the file's shapes are those of a batch of one, and that run is checked
+                self.custom.check_declared(form.type, names, found, self.declared_type)
+            return found
         if lookup(form.type).known:
-            inputs = [None if value is None else value.type for value in form.inputs]
             return self.types.infer(form.type, attributes, inputs, len(names))
         types = self._declared.types(names)
         if types is None:
             raise UnsupportedGraphError(
                 f"operator {form.type} is not known and the file declares no static shape for {', '.join(names)}",
-                hint="add its output shapes to the file's value_info, or export without it",
+                hint="describe it with --custom-rule FILE, add its output shapes to the file's value_info, "
+                "or export without it",
             )
-        warning = f"operator {form.type} is not known: it is replicated on every device"
-        if warning not in self.warnings:
-            self.warnings.append(warning)
         return [self.types.get(item.dtype, item.shape) for item in types]
+
+
+def _input_value(name: str, type_: TensorType, given: int | tuple[int, ...]) -> np.ndarray:
+    """An input that the user fixed."""
+    numbers = given if isinstance(given, tuple) else (given,)
+    if len(numbers) not in (1, type_.num_elements):
+        raise UsageError(
+            f"--value {name}: {len(numbers)} numbers for an input of shape {list(type_.shape)}, "
+            f"expected 1 or {type_.num_elements}"
+        )
+    try:
+        array = np.array(numbers, np.int64).astype(numpy_dtype(type_.dtype))
+    except OverflowError as error:
+        raise UsageError(f"--value {name}: a number that is too large for {type_.dtype}") from error
+    if not np.array_equal(array.astype(np.int64), np.array(numbers, np.int64)):
+        raise UsageError(f"--value {name}={','.join(map(str, numbers))}: not all are {type_.dtype}")
+    return np.full(type_.shape, array[0]) if len(numbers) == 1 else array.reshape(type_.shape)
 
 
 def is_parameter(name: str, type_: TensorType, roles: Roles, *, external: bool = False) -> bool:
     """Whether a stored tensor is a parameter rather than a constant."""
-    if name in roles.trainable or name in roles.statistics:
+    if name in roles.trainable or name in roles.statistics or name in roles.quantised:
         return True
     if name not in roles.used:
         return False
@@ -363,10 +537,16 @@ def is_parameter(name: str, type_: TensorType, roles: Roles, *, external: bool =
     return external or not plain or type_.num_elements > SMALL_ELEMENTS
 
 
+def is_table(type_: TensorType) -> bool:
+    """Whether a stored constant is a table of numbers: only integers and single numbers are structure."""
+    structure = type_.dtype in _STRUCTURE or type_.num_elements == 1
+    return not structure
+
+
 def _shape(node: Node, shape: tuple[int, ...]) -> np.ndarray:
     if node.type == "Size":
         return np.array(math.prod(shape), np.int64)
     start, end = node.attributes.get("start", 0), node.attributes.get("end")
-    assert isinstance(start, int)
-    assert end is None or isinstance(end, int)
+    if not isinstance(start, int) or not isinstance(end, int | None):
+        raise UnsupportedGraphError(f"{node.where}: start {start!r} and end {end!r}, expected integers")
     return np.array(shape[start:end], np.int64)

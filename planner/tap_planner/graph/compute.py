@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 from functools import cache
 
 import onnx
-from onnx import AttributeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, TensorProto
 
+from tap_planner.graph.tensors import to_array
 from tap_planner.graph.values import Call, Form, identity
 from tap_planner.operators import AttributeValue
 
@@ -79,12 +81,15 @@ def _one_hot(call: Call) -> Form:
 
 
 def _clip(call: Call) -> Form:
-    attributes: dict[str, AttributeValue] = {}
-    for index, name in ((1, "min"), (2, "max")):
-        if call.has(index):
-            attributes[name] = float(call.scalar(index))
-        elif name in call.attributes:
-            attributes[name] = call.number(name, 0.0)
+    """Constant limits are attributes; where one depends on data both stay operands."""
+    bounds = [(index, name) for index, name in ((1, "min"), (2, "max")) if call.has(index)]
+    if any(not call.operand(index).is_constant for index, _ in bounds):
+        return Form(type="Clip", inputs=call.data())
+    attributes: dict[str, AttributeValue] = {
+        name: call.number(name, 0.0) for name in ("min", "max") if name in call.attributes
+    }
+    exact = not call.operand(0).type.is_float
+    attributes.update({name: call.scalar(index) if exact else float(call.scalar(index)) for index, name in bounds})
     if not attributes:
         return identity(call.operand(0))
     return Form(type="Clip", attributes=attributes, inputs=[call.operand(0)])
@@ -98,6 +103,29 @@ def _gemm(call: Call) -> Form:
         "transB": call.integer("transB", 0),
     }
     return Form(type="Gemm", attributes=attributes, inputs=call.data())
+
+
+def _einsum(call: Call) -> Form:
+    """The equation written out: an ellipsis becomes capital letters, a result that is left out the single indices."""
+    equation = call.text("equation", "").replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    parts = terms.split(",")
+    if len(parts) != len(call.data()):
+        raise call.error(f"equation {equation!r} has {len(parts)} terms for {len(call.data())} operands")
+    ranks = [call.operand(index).rank - len(term.replace("...", "")) for index, term in enumerate(parts)]
+    most = max((rank for term, rank in zip(parts, ranks, strict=True) if "..." in term), default=0)
+    free = [letter for letter in string.ascii_letters[::-1] if letter not in equation]
+    if most > len(free) or min(ranks) < 0:
+        raise call.error(f"equation {equation!r} does not fit operands of these ranks")
+    letters = free[:most]
+    written = [
+        term.replace("...", "".join(letters[most - rank :])) for term, rank in zip(parts, ranks, strict=True)
+    ]
+    if not arrow:
+        single = sorted(letter for letter in set(terms) - {",", "."} if terms.count(letter) == 1)
+        result = ("..." if most else "") + "".join(single)
+    equation = ",".join(written) + "->" + result.replace("...", "".join(letters))
+    return Form(type="Einsum", attributes={"equation": equation}, inputs=call.data())
 
 
 def _variadic(call: Call) -> Form:
@@ -145,15 +173,16 @@ def _conv_transpose(call: Call) -> Form:
     pads = call.integers("pads") or (0,) * (2 * rank)
     mode, sizes = call.text("auto_pad", "NOTSET"), call.integers("output_shape")
     if sizes or mode.startswith("SAME"):
-        begins, ends = [], []
+        begins, ends, added = [], [], list(extra)
         for dim in range(rank):
             full = strides[dim] * (value.shape[2 + dim] - 1) + extra[dim] + (kernel[dim] - 1) * dilations[dim] + 1
             wanted = sizes[-rank + dim] if sizes else value.shape[2 + dim] * strides[dim]
+            added[dim] += max(0, wanted - full)
             total = max(0, full - wanted)
             begin = total // 2 if mode == "SAME_UPPER" else total - total // 2
             begins.append(begin)
             ends.append(total - begin)
-        pads = (*begins, *ends)
+        pads, extra = (*begins, *ends), tuple(added)
     attributes: dict[str, AttributeValue] = {
         "dilations": dilations,
         "group": call.integer("group", 1),
@@ -201,39 +230,6 @@ def _norm(call: Call) -> Form:
     return Form(type=call.node.type, attributes=attributes, inputs=call.data())
 
 
-def _resize(call: Call) -> Form:
-    """Resize by static sizes; ``sizes`` holds the whole output shape."""
-    value = call.operand(0)
-    axes = [call.axis(axis, value.rank) for axis in call.integers("axes") or range(value.rank)]
-    sizes = list(value.shape)
-    scales = [1.0] * value.rank
-    if call.has(3):
-        for dim, size in zip(axes, call.ints(3), strict=True):
-            sizes[dim] = size
-            scales[dim] = size / value.shape[dim] if value.shape[dim] else 1.0
-    else:
-        index = 1 if call.node.type == "Upsample" or (call.opset < 11 and call.has(1)) else 2
-        given = call.array(index).reshape(-1).tolist() if call.has(index) else call.attributes.get("scales")
-        if not isinstance(given, list | tuple):
-            raise call.error("has neither sizes nor scales")
-        for dim, scale in zip(axes, given, strict=True):
-            sizes[dim] = int(value.shape[dim] * scale)
-            scales[dim] = float(scale)
-    attributes: dict[str, AttributeValue] = {
-        "coordinate_transformation_mode": call.text(
-            "coordinate_transformation_mode", "half_pixel" if call.opset >= 11 else "asymmetric"
-        ),
-        "cubic_coeff_a": call.number("cubic_coeff_a", -0.75),
-        "mode": call.text("mode", "nearest"),
-        "nearest_mode": call.text("nearest_mode", "round_prefer_floor" if call.opset >= 11 else "floor"),
-        "scales": tuple(scales),
-        "sizes": tuple(sizes),
-    }
-    if tuple(sizes) == value.shape:
-        return identity(value)
-    return Form(type="Resize", attributes=attributes, inputs=[value])
-
-
 @cache
 def _defaults(name: str, domain: str, opset: int) -> tuple[tuple[str, AttributeValue], ...]:
     """Default attribute values of ONNX's own schema."""
@@ -263,9 +259,9 @@ def default_form(call: Call) -> Form:
     attributes: dict[str, AttributeValue] = dict(_defaults(kind, "", call.opset)) if "::" not in kind else {}
     for key, value in call.attributes.items():
         if isinstance(value, TensorProto):
-            array = numpy_helper.to_array(value)
+            array = to_array(value)
             attributes[key] = tuple(array.reshape(-1).tolist())
-        elif value is None or isinstance(value, onnx.GraphProto):
+        elif value is None or isinstance(value, onnx.GraphProto | onnx.SparseTensorProto):
             raise call.error(f"attribute {key!r} is of a kind that is not supported")
         else:
             attributes[key] = value
@@ -281,6 +277,7 @@ CANONICAL: dict[str, Callable[[Call], Form]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "CumSum": _cumsum,
+    "Einsum": _einsum,
     "Gemm": _gemm,
     "Hardmax": _softmax,
     "LayerNormalization": _norm,
@@ -292,11 +289,9 @@ CANONICAL: dict[str, Callable[[Call], Form]] = {
     "Min": _variadic,
     "OneHot": _one_hot,
     "RMSNormalization": _norm,
-    "Resize": _resize,
     "Softmax": _softmax,
     "Sum": _variadic,
     "TopK": _top_k,
-    "Upsample": _resize,
 }
 for _name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"):
     CANONICAL[f"Reduce{_name}"] = _reduce

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tap_planner.errors import ModelError
 from tap_planner.operators import TensorType
 
+MAX_WORK = 1 << 32
+"""Elements that may be made to compute one constant."""
 Evaluator = Callable[[list["np.ndarray | None"]], list[np.ndarray]]
 
 
@@ -23,10 +26,27 @@ class Recipe:
     """Which result of ``evaluate``."""
     outside: TensorType | None = None
     """For a value that lies outside the model file: its type."""
+    work: int = 0
+    """Elements that are made (a product of matrices counts each as often as it adds to it)."""
 
 
 Substitute = Callable[[str, TensorType], "np.ndarray | None"]
 """Gives a value for a constant that lies outside the model file, or None to read it."""
+
+
+def work_of(name: str, recipes: Mapping[str, Recipe]) -> int:
+    """Elements that are made to compute a constant, with all that it is computed from."""
+    total, pending, seen = 0, [name], {name}
+    while pending:
+        recipe = recipes.get(pending.pop())
+        if recipe is None:
+            continue
+        total += recipe.work
+        for operand in recipe.inputs:
+            if operand is not None and operand not in seen:
+                seen.add(operand)
+                pending.append(operand)
+    return total
 
 
 class ConstantStore:
@@ -74,8 +94,10 @@ class ConstantStore:
 
         Raises:
             KeyError: no constant has this name.
-            ModelError: a value outside the model file is absent.
+            ModelError: a value outside the model file is absent, or the constant is too large to be made.
         """
+        if work_of(name, self._recipes) > MAX_WORK:
+            raise ModelError(f"constant {name!r} is too large to be computed")
         done: dict[str, np.ndarray] = {}
         pending = [name]
         while pending:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tap_planner.errors import TapError, UnsupportedGraphError
-from tap_planner.graph.constants import ConstantStore, Evaluator, Recipe
+from tap_planner.graph.constants import ConstantStore, Evaluator, Recipe, work_of
 from tap_planner.graph.dtypes import name_of_numpy
+from tap_planner.graph.limits import MAX_FETCH, MAX_RANK, MAX_TOTAL
 from tap_planner.graph.types import ParameterRead, TensorKind
 from tap_planner.graph.values import Form, Value
-from tap_planner.operators import AttributeValue, OperatorSignature, TensorType, lookup
+from tap_planner.operators import AttributeValue, OperatorSignature, TensorType, check_fit, record_of
 
 SMALL_ELEMENTS = 4096
 """Constants up to this size are computed at once."""
@@ -36,6 +37,16 @@ class Draft:
         """Name of the first output."""
         return self.outputs[0].name
 
+    @property
+    def signature(self) -> OperatorSignature:
+        """The operator without its names."""
+        return OperatorSignature(
+            type=self.type,
+            attributes=self.attributes,
+            inputs=tuple(None if value is None else value.type for value in self.inputs),
+            outputs=tuple(value.type for value in self.outputs),
+        )
+
 
 class Types:
     """Interned tensor types and memoised inference."""
@@ -49,6 +60,10 @@ class Types:
         key = (dtype, tuple(shape))
         found = self._types.get(key)
         if found is None:
+            if len(key[1]) > MAX_RANK:
+                raise UnsupportedGraphError(f"a tensor of {len(key[1])} dims, expected at most {MAX_RANK}")
+            if min(key[1], default=0) < 0:
+                raise UnsupportedGraphError(f"a tensor of shape {list(key[1])} has a negative dim")
             found = self._types[key] = TensorType(dtype=dtype, shape=key[1])
         return found
 
@@ -65,10 +80,12 @@ class Types:
         if found is None:
             signature = OperatorSignature(type=kind, attributes=attributes, inputs=tuple(inputs), outputs=())
             try:
-                result = lookup(kind).infer(signature, num_outputs)
+                result = record_of(signature).infer(signature, num_outputs)
+                types = tuple(self.get(item.dtype, item.shape) for item in result)
+                check_fit(replace(signature, outputs=types))
             except (ValueError, IndexError, TypeError, ZeroDivisionError, KeyError) as error:
                 raise UnsupportedGraphError(f"operator {kind}: shapes cannot be inferred ({error})") from error
-            found = self._inferred[key] = tuple(self.get(item.dtype, item.shape) for item in result)
+            found = self._inferred[key] = types
         return found
 
 
@@ -81,6 +98,7 @@ class Constants:
         self._arrays: dict[str, np.ndarray] = {}
         self._recipes: dict[str, Recipe] = {}
         self._keys: dict[str, str] = {}
+        self._spent = 0
 
     @property
     def store(self) -> ConstantStore:
@@ -88,9 +106,26 @@ class Constants:
         return ConstantStore(self._arrays, self._recipes, self._keys)
 
     def fetch(self, name: str) -> np.ndarray:
-        """Value of a constant, computed if it must be."""
+        """Value of a constant, computed if it must be.
+
+        Raises:
+            UnsupportedGraphError: that would take too much time or memory.
+        """
         found = self._arrays.get(name)
-        return found if found is not None else self.store.restricted([name]).value(name)
+        if found is not None:
+            return found
+        if not self.affords([name]):
+            raise UnsupportedGraphError(
+                f"constant {name!r} decides about the graph, but is too large to be computed while it is read",
+                hint="export the model with constants folded",
+            )
+        self._spent += work_of(name, self._recipes)
+        return self.store.restricted([name]).value(name)
+
+    def affords(self, names: Iterable[str]) -> bool:
+        """Whether constants can be computed in what is left of the bounded time and memory."""
+        work = sum(work_of(name, self._recipes) for name in names)
+        return work <= MAX_FETCH and self._spent + work <= MAX_TOTAL
 
     def array(self, name: str, array: np.ndarray) -> Value:
         """A constant whose value is known."""
@@ -117,6 +152,8 @@ class Constants:
         identity: str,
         *,
         outside: TensorType | None = None,
+        depth: int = 1,
+        deferred: bool = False,
     ) -> list[Value]:
         """Constants that are computed later.
 
@@ -127,18 +164,23 @@ class Constants:
             inputs: constants.
             identity: text that is equal for equal computations (operands aside).
             outside: type of a value that lies outside the model file.
+            depth: how many products are added up in each element.
+            deferred: whether the value counts for nothing while a model is read (that of a stored table).
         """
         operands = tuple(None if value is None else value.name for value in inputs)
         text = identity + "(" + ",".join("" if name is None else self._keys[name] for name in operands) + ")"
         digest = hashlib.sha256(text.encode()).hexdigest()
         values: list[Value] = []
-        deferred = outside is not None or any(value is not None and value.deferred for value in inputs)
+        work = depth * sum(type_.num_elements for type_ in types)
+        deferred = deferred or outside is not None or any(value is not None and value.deferred for value in inputs)
         for output, (name, type_) in enumerate(zip(names, types, strict=True)):
             key = f"{digest}.{output}"
             found = self._by_key.get(key)
             if found is None:
                 found = self._by_key[key] = Value(name=name, type=type_, kind=TensorKind.CONSTANT, deferred=deferred)
-                self._recipes[name] = Recipe(evaluate=evaluate, inputs=operands, output=output, outside=outside)
+                self._recipes[name] = Recipe(
+                    evaluate=evaluate, inputs=operands, output=output, outside=outside, work=work
+                )
                 self._keys[name] = key
             values.append(found)
         return values
@@ -212,5 +254,5 @@ def result_elements(form: Form) -> int | None:
         return math.prod(shapes[0])
     try:
         return math.prod(np.broadcast_shapes(*shapes))
-    except ValueError:
+    except (RuntimeError, ValueError):
         return None

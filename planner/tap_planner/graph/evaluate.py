@@ -9,13 +9,12 @@ import numpy as np
 import onnx
 
 from tap_planner.errors import UnsupportedGraphError
+from tap_planner.graph.dequantise import dequantise_linear, matmul_nbits
 from tap_planner.graph.dtypes import numpy_dtype
 from tap_planner.operators import AttributeValue
 
 Attributes = Mapping[str, AttributeValue]
 Arrays = Sequence["np.ndarray | None"]
-MAX_ELEMENTS = 1 << 28
-"""No constant is ever made larger than this."""
 
 
 def _given(arrays: Arrays) -> list[np.ndarray]:
@@ -187,6 +186,7 @@ EVALUATORS: dict[str, Callable[[Attributes, Arrays], list[np.ndarray]]] = {
     "Concat": _concat,
     "Cos": _elementwise(np.cos),
     "CumSum": _cumsum,
+    "DequantizeLinear": dequantise_linear,
     "Div": _elementwise(_divide),
     "Equal": _predicate(np.equal),
     "Exp": _elementwise(np.exp),
@@ -231,6 +231,7 @@ EVALUATORS: dict[str, Callable[[Attributes, Arrays], list[np.ndarray]]] = {
     "Trilu": _trilu,
     "Where": _where,
     "Xor": _predicate(np.logical_xor),
+    "com.microsoft::MatMulNBits": matmul_nbits,
 }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from tap_planner.graph.compute import default_form
 from tap_planner.graph.dtypes import dtype_name
+from tap_planner.graph.sampling import seed_of
 from tap_planner.graph.values import Call, Form, Value, identity
 
 
@@ -92,6 +94,8 @@ def _unsqueeze(call: Call) -> Form:
         raise call.error("has no axes")
     rank = value.rank + len(axes)
     added = {call.axis(axis, rank) for axis in axes}
+    if len(added) < len(axes):
+        raise call.error(f"adds a dim twice: axes {list(axes)}")
     rest = iter(value.shape)
     return reshaped(value, tuple(1 if dim in added else next(rest) for dim in range(rank)))
 
@@ -138,18 +142,25 @@ def _transpose(call: Call) -> Form:
 
 
 def _cast(call: Call) -> Form:
-    return _cast_to(call.operand(0), dtype_name(call.integer("to")))
+    return _cast_to(call, dtype_name(call.integer("to")))
 
 
 def _cast_like(call: Call) -> Form:
-    return _cast_to(call.operand(0), call.operand(1).type.dtype)
+    return _cast_to(call, call.operand(1).type.dtype)
 
 
-def _cast_to(value: Value, dtype: str) -> Form:
+def _cast_to(call: Call, dtype: str) -> Form:
+    """Between the usual floats nothing changes: they are computed in the plan's precision."""
+    value = call.operand(0)
     floats = ("float64", "float32", "float16", "bfloat16")
     if dtype == value.type.dtype or (dtype in floats and value.type.is_float and not value.is_constant):
         return identity(value)
-    return Form(type="Cast", attributes={"to": dtype}, inputs=[value])
+    attributes: dict = {"to": dtype}
+    if dtype.startswith("float8") and not call.integer("saturate", 1):
+        attributes["saturate"] = 0
+    if dtype == "float8e8m0":
+        attributes["round_mode"] = call.text("round_mode", "up")
+    return Form(type="Cast", attributes=attributes, inputs=[value])
 
 
 def _slice(call: Call) -> Form:
@@ -173,7 +184,7 @@ def _slice(call: Call) -> Form:
     attributes = {
         "axes": tuple(item[0] for item in kept),
         "starts": tuple(item[1] for item in kept),
-        "ends": tuple(item[2] for item in kept),
+        "ends": tuple(end if end >= 0 else end - value.shape[dim] for dim, _, end, _ in kept),
         "steps": tuple(item[3] for item in kept),
     }
     return Form(type="Slice", attributes=dict(attributes), inputs=[value])
@@ -186,6 +197,8 @@ def _split(call: Call) -> Form:
     sizes = call.ints_either("split", 1)
     if sizes is None:
         parts = call.integer("num_outputs", call.num_outputs)
+        if parts != call.num_outputs:
+            raise call.error(f"splits into {parts} parts for {call.num_outputs} outputs")
         chunk = -(-size // parts)
         sizes = tuple(max(0, min(chunk, size - index * chunk)) for index in range(parts))
     if sum(sizes) != size or len(sizes) != call.num_outputs:
@@ -208,9 +221,10 @@ def _concat(call: Call) -> Form:
 def _with_axis(default: int) -> Callable[[Call], Form]:
     def canonical(call: Call) -> Form:
         attributes: dict = {"axis": call.axis(call.integer("axis", default), call.operand(0).rank)}
-        if call.node.type in ("ScatterElements", "Scatter"):
+        kind = "ScatterElements" if call.node.type == "Scatter" else call.node.type
+        if kind == "ScatterElements":
             attributes["reduction"] = call.text("reduction", "none")
-        return Form(type=call.node.type, attributes=attributes, inputs=call.data())
+        return Form(type=kind, attributes=attributes, inputs=call.data())
 
     return canonical
 
@@ -243,14 +257,19 @@ def _trilu(call: Call) -> Form:
 
 
 def _dropout(call: Call) -> Form:
-    training = call.has(2) and call.operand(2).is_constant and bool(call.scalar(2))
-    if not training:
-        return identity(call.operand(0))
-    ratio = float(call.scalar(1)) if call.has(1) else 0.5
-    if ratio == 0.0:
-        return identity(call.operand(0))
-    attributes = {"ratio": ratio, "seed": call.integer("seed", 0), "training_mode": 1}
-    return Form(type="Dropout", attributes=dict(attributes), inputs=[call.operand(0)])
+    """The identity but in training mode; where its mask is read it stays, with a ratio of 0."""
+    value = call.operand(0)
+    training = call.has(2) and bool(call.scalar(2))
+    if training:
+        ratio = float(call.scalar(1)) if call.has(1) else 0.5
+    else:
+        ratio = 0.0
+    if ratio == 0.0 and not call.wants(1):
+        return identity(value)
+    attributes: dict = {"ratio": ratio, "training_mode": int(training), **seed_of(call)}
+    if call.opset < 10:
+        attributes["mask"] = value.type.dtype
+    return Form(type="Dropout", attributes=attributes, inputs=[value])
 
 
 def _identity(call: Call) -> Form:
@@ -259,15 +278,24 @@ def _identity(call: Call) -> Form:
 
 def _blocks(call: Call) -> Form:
     attributes: dict = {"blocksize": call.integer("blocksize")}
-    if call.node.type == "DepthToSpace":
-        attributes["mode"] = call.text("mode", "DCR")
+    mode = call.text("mode", "DCR")
+    if call.node.type == "DepthToSpace" or mode != "DCR":
+        attributes["mode"] = mode
     return Form(type=call.node.type, attributes=attributes, inputs=[call.operand(0)])
+
+
+def _bounds(call: Call) -> Form:
+    """A ConstantOfShape or Range that the binder could not make: some operand is no constant, and is named."""
+    for index in range(len(call.inputs)):
+        call.array(index)
+    return default_form(call)
 
 
 CANONICAL: dict[str, Callable[[Call], Form]] = {
     "Cast": _cast,
     "CastLike": _cast_like,
     "Concat": _concat,
+    "ConstantOfShape": _bounds,
     "DepthToSpace": _blocks,
     "Dropout": _dropout,
     "Expand": _expand,
@@ -277,6 +305,7 @@ CANONICAL: dict[str, Callable[[Call], Form]] = {
     "GatherND": _gather_nd,
     "Identity": _identity,
     "Pad": _pad,
+    "Range": _bounds,
     "Reshape": _reshape,
     "Scatter": _with_axis(0),
     "ScatterElements": _with_axis(0),

@@ -1,4 +1,8 @@
-"""ONNX files from disk, without weights; every unusable file ends in one line that says why."""
+"""ONNX files from disk, without weights; every unusable file ends in one line that says why.
+
+What comes out is uniform, so that no later part meets a dialect: the default domain is written as the empty text, old
+operator sets are upgraded, local functions are inlined, and subgraphs read their constants from the main graph.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from tap_planner.errors import ModelError
+from tap_planner.graph.functions import inline_functions
+from tap_planner.graph.hoisting import hoist_constants
+from tap_planner.graph.upgrade import settle_opsets
 
-MIN_OPSET = 7
-MAX_OPSET = 23
 _LFS_MAGIC = b"version https://git-lfs"
 
 
@@ -22,9 +27,12 @@ class ModelFile:
 
     path: Path
     proto: onnx.ModelProto
+    """Without local functions and with constants in the main graph alone."""
     sha256: str
     opset: int
     """Version of the default domain."""
+    notes: tuple[str, ...] = ()
+    """What was assumed or changed to read the file."""
 
     @property
     def name(self) -> str:
@@ -45,10 +53,20 @@ def load_model(path: Path) -> ModelFile:
     try:
         proto.ParseFromString(data)
     except (DecodeError, RuntimeError, ValueError) as error:
-        raise ModelError(f"{path}: not a readable ONNX model (truncated, or another format)") from error
+        raise ModelError(
+            f"{path}: not a readable ONNX model (truncated, nested too deeply, or another format)",
+            hint="check the file with onnx.checker, or export it again",
+        ) from error
     if proto.ir_version <= 0 or not proto.HasField("graph"):
         raise ModelError(f"{path}: not a readable ONNX model (no IR version or no graph)")
-    return ModelFile(path=path, proto=proto, sha256=hashlib.sha256(data).hexdigest(), opset=_default_opset(path, proto))
+    try:
+        settled = settle_opsets(path, proto)
+        proto = hoist_constants(inline_functions(path, settled.proto))
+    except (LookupError, TypeError, AttributeError) as error:
+        message = f"{path}: not a valid ONNX graph ({type(error).__name__}: {error})"
+        raise ModelError(message, hint="check the file with onnx.checker") from error
+    sha256 = hashlib.sha256(data).hexdigest()
+    return ModelFile(path=path, proto=proto, sha256=sha256, opset=settled.opset, notes=settled.notes)
 
 
 def _read(path: Path) -> bytes:
@@ -61,21 +79,3 @@ def _read(path: Path) -> bytes:
     if not data:
         raise ModelError(f"{path}: an empty file, not a readable ONNX model", hint="fetch or export the model again")
     return data
-
-
-def _default_opset(path: Path, proto: onnx.ModelProto) -> int:
-    versions = [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
-    if not versions:
-        if proto.graph.node and all(node.domain not in ("", "ai.onnx") for node in proto.graph.node):
-            return MAX_OPSET
-        raise ModelError(
-            f"{path}: no operator set version for the default domain, expected {MIN_OPSET} to {MAX_OPSET}",
-            hint="the file is no complete ONNX model; export it again",
-        )
-    version = versions[0]
-    if not MIN_OPSET <= version <= MAX_OPSET:
-        raise ModelError(
-            f"{path}: operator set {version} is not supported, expected {MIN_OPSET} to {MAX_OPSET}",
-            hint="convert it with onnx.version_converter.convert_version, or export it again",
-        )
-    return version

@@ -11,7 +11,7 @@ from onnx import AttributeProto
 
 from tap_planner.errors import UnsupportedGraphError
 
-RawAttribute = int | float | str | tuple | onnx.TensorProto | onnx.GraphProto | None
+RawAttribute = int | float | str | tuple | onnx.TensorProto | onnx.SparseTensorProto | onnx.GraphProto | None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,6 +26,8 @@ class Node:
     outputs: tuple[str, ...]
     attributes: dict[str, RawAttribute]
     proto: onnx.NodeProto
+    origin: str = ""
+    """Where the node comes from: the first output of a node of the file, with positions in its subgraphs."""
 
     @property
     def where(self) -> str:
@@ -50,6 +52,8 @@ def _decode(attribute: AttributeProto) -> RawAttribute:
         return tuple(text.decode("utf-8", "replace") for text in attribute.strings)
     if kind == AttributeProto.TENSOR:
         return attribute.t
+    if kind == AttributeProto.SPARSE_TENSOR:
+        return attribute.sparse_tensor
     if kind == AttributeProto.GRAPH:
         return attribute.g
     return None

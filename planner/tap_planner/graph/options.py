@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tap_planner.operators import CustomRule
+
 LossKind = Literal["mean", "sum", "cross-entropy"]
 
 
@@ -29,8 +31,8 @@ class BindOptions:
     """``name`` or ``input.0`` to size."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Whole shapes of inputs, for those that have no rank."""
-    values: Mapping[str, int] = field(default_factory=dict)
-    """Integer or boolean inputs that become constants."""
+    values: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    """Integer or boolean inputs that become constants: one number for all elements, or one for each."""
     batch_dim: str | None = None
     """Symbolic dim that carries the batch where it is not called ``batch`` and does not lead."""
     training: bool = False
@@ -39,3 +41,5 @@ class BindOptions:
     """Patterns of parameters that are not trained."""
     train: tuple[str, ...] = ()
     """Patterns of parameters that are trained although their role does not say so (applied after ``freeze``)."""
+    custom_rules: tuple[CustomRule, ...] = ()
+    """Rules of operators without a record, at most one per type."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from tap_planner.errors import UnsupportedGraphError
 from tap_planner.graph.drafts import Draft
 from tap_planner.graph.values import Value
+from tap_planner.operators import CUSTOM_RULE, FactorKind, rule_of
 
 
 def _batch_position(before: Sequence[int], after: Sequence[int], batch: int) -> int | None:
@@ -68,6 +69,9 @@ def _coupled_dims(operator: Draft, rank: int) -> set[int]:
 
 
 def _check_dims(operator: Draft, original: Mapping[str, Value], batch: int) -> None:
+    if CUSTOM_RULE in dict(operator.attributes):
+        _check_factors(operator, original, batch)
+        return
     operands = operator.inputs if operator.type == "Concat" else operator.inputs[:1]
     for value in operands:
         if value is None or not value.batched or value.name not in original:
@@ -75,6 +79,17 @@ def _check_dims(operator: Draft, original: Mapping[str, Value], batch: int) -> N
         position = _batch_position(original[value.name].shape, value.shape, batch)
         if position is not None and position in _coupled_dims(operator, len(value.shape)):
             raise _unproven(operator, f"it works along dim {position} of {list(value.shape)}, which holds the batch")
+
+
+def _check_factors(operator: Draft, original: Mapping[str, Value], batch: int) -> None:
+    """By its custom rule, an operator must not mix what lies in the batch dim of any operand."""
+    rule = rule_of(operator.signature)
+    for value, dims in zip(operator.inputs, rule.inputs, strict=True):
+        if value is None or dims is None or not value.batched or value.name not in original:
+            continue
+        position = _batch_position(original[value.name].shape, value.shape, batch)
+        if position is not None and any(rule.factors[f].kind is not FactorKind.PARALLEL for f in dims[position]):
+            raise _unproven(operator, f"its rule does not let dim {position} of {list(value.shape)} be split")
 
 
 def _check_reshape(operator: Draft, original: Mapping[str, Value], batch: int) -> None:

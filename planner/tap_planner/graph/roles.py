@@ -4,6 +4,9 @@ A float initializer (or Constant, ConstantOfShape node) is a candidate. It is fo
 on nothing but candidates and scalars. Where it meets an activation it is a parameter, trainable if it arrives at an
 operand that the operator's record calls trainable; so is the table of a lookup at constant positions. Where it only
 meets positions (the frequencies of a rotary embedding) it stays a constant.
+
+Quantised weights are candidates too. With their scales and zero points, of whatever size, they are parameters that are
+never trained; so is a float weight that is quantised on its way, or that scales integers.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tap_planner.graph.contrib import TRAINABLE
 from tap_planner.graph.nodes import Node
 from tap_planner.operators import lookup
 
@@ -24,10 +28,20 @@ _FIRST_ONLY = frozenset(
     )
 )
 """Operators whose first operand is data and whose others are structure."""
-_QUANTISED = frozenset(("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"))
-_PACKED = frozenset(("int8", "uint8", "int4", "uint4", "float8e4m3fn", "float8e5m2"))
+_QUANTISING = frozenset(
+    (
+        *("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"),
+        *("com.microsoft::DequantizeLinear", "com.microsoft::QuantizeLinear"),
+    )
+)
+_PACKED = frozenset(
+    (
+        *("int8", "uint8", "int4", "uint4", "int2", "uint2", "float4e2m1", "float8e8m0"),
+        *("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"),
+    )
+)
 """Integer-like element types in which weights, not shapes, are stored."""
-_TABLES = frozenset(("Gather", "GatherND", "GatherElements"))
+_TABLES = frozenset(("Gather", "GatherND", "GatherElements", "com.microsoft::GatherBlockQuantized"))
 _TINY_ROLES = frozenset(
     (
         *("Conv", "ConvTranspose", "Gemm", "MatMul", "PRelu"),
@@ -84,11 +98,16 @@ _NOTHING: _Sources = frozenset()
 class _Walk:
     """One pass over the sorted nodes."""
 
-    def __init__(self, dynamic: Iterable[str], stored: Mapping[str, Stored]) -> None:
+    def __init__(
+        self, dynamic: Iterable[str], stored: Mapping[str, Stored], trainable: Mapping[str, tuple[int, ...]]
+    ) -> None:
         self.roles = Roles()
+        self._trainable = trainable
         self._stored = stored
         self._dynamic = set(dynamic)
         self._sources: dict[str, _Sources] = {}
+        self._through: set[str] = set()
+        """Candidates that were quantised or restored on their way."""
         self._scalars: set[str] = set()
         for name, item in stored.items():
             self.add(name, item)
@@ -111,15 +130,16 @@ class _Walk:
             self._dynamic.update(node.outputs)
             return
         if node.inputs[0] in self._sources and len(node.inputs) > 1 and node.type in _TABLES:
-            self._mark(node, 0)
+            self._meet(node, (0, *lookup(node.type).quantised_operands))
             self._dynamic.update(node.outputs)
             return
-        if node.type in _QUANTISED:
-            for name in node.inputs:
-                self.roles.quantised.update(self._sources.get(name, _NOTHING))
-            self._dynamic.update(node.outputs)
-            return
-        sources = self._carried(node)
+        if node.type in _QUANTISING:
+            sources = self._origins(node.inputs[0])
+            if sources:
+                sources = sources.union(*(self._origins(name) for name in node.inputs))
+                self._through.update(sources)
+        else:
+            sources = self._carried(node)
         if sources:
             for output in node.outputs:
                 self._sources[output] = sources
@@ -138,16 +158,31 @@ class _Walk:
                 return _NOTHING
         return found
 
-    def _meet(self, node: Node) -> None:
-        for index, name in enumerate(node.inputs):
-            if name in self._sources:
+    def _origins(self, name: str) -> _Sources:
+        """Candidates that a value is made of; a stored one of whatever size is one here."""
+        return self._sources.get(name) or (frozenset((name,)) if name in self._stored else _NOTHING)
+
+    def _meet(self, node: Node, positions: Iterable[int] | None = None) -> None:
+        quantised = lookup(node.type).quantised_operands
+        for index in range(len(node.inputs)) if positions is None else positions:
+            if index >= len(node.inputs):
+                continue
+            name = node.inputs[index]
+            if index in quantised:
+                self.roles.quantised.update(self._origins(name))
+            elif name in self._sources:
                 self._mark(node, index)
 
     def _mark(self, node: Node, index: int) -> None:
-        record = lookup(node.type)
-        trainable = index in record.trainable_operands
-        for source in self._sources[node.inputs[index]]:
+        known = TRAINABLE.get(node.type, lookup(node.type).trainable_operands)
+        trainable = index in self._trainable.get(node.type, known)
+        sources = self._sources[node.inputs[index]]
+        packed = any(self._stored[source].dtype in _PACKED for source in sources)
+        for source in sources:
             item = self._stored[source]
+            if packed or source in self._through:
+                self.roles.quantised.add(source)
+                continue
             if item.size == 1 and not (trainable and node.type in _TINY_ROLES):
                 if item.external:
                     self.roles.used.add(source)
@@ -161,7 +196,9 @@ class _Walk:
 
     def finish(self, outputs: Iterable[str]) -> Roles:
         for name in outputs:
-            self.roles.used.update(self._sources.get(name, _NOTHING))
+            found = self._sources.get(name, _NOTHING)
+            self.roles.used.update(found)
+            self.roles.quantised.update(found & self._through)
         self.roles.trainable -= self.roles.quantised
         self.roles.used |= self.roles.quantised
         self.roles.used -= self.roles.trainable
@@ -169,7 +206,11 @@ class _Walk:
 
 
 def find_roles(
-    nodes: Iterable[Node], dynamic: Iterable[str], stored: Mapping[str, Stored], outputs: Iterable[str]
+    nodes: Iterable[Node],
+    dynamic: Iterable[str],
+    stored: Mapping[str, Stored],
+    outputs: Iterable[str],
+    trainable: Mapping[str, tuple[int, ...]],
 ) -> Roles:
     """Decide which stored tensors are parameters.
 
@@ -178,8 +219,9 @@ def find_roles(
         dynamic: graph inputs.
         stored: initializers, Constant and ConstantOfShape nodes by name of the tensor.
         outputs: graph outputs; a candidate that is returned as it is counts as used.
+        trainable: per type with a custom rule the operands that are weights.
     """
-    walk = _Walk(dynamic, stored)
+    walk = _Walk(dynamic, stored, trainable)
     for node in nodes:
         if node.outputs and node.outputs[0] not in stored:
             walk.visit(node)

@@ -7,12 +7,14 @@ import fnmatch
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import onnx
+
 from tap_planner.errors import UsageError
 from tap_planner.graph.drafts import Draft, Types
 from tap_planner.graph.options import LossOptions
 from tap_planner.graph.types import TensorKind
 from tap_planner.graph.values import Value
-from tap_planner.operators import TensorType, lookup
+from tap_planner.operators import TensorType, record_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,19 @@ def unique(name: str, taken: Collection[str]) -> str:
     return name
 
 
+TRAINABLE_KEY = "tap_planner.trainable"
+"""Metadata of an initializer; the value ``false`` says that it is a buffer or was frozen where it was exported."""
+
+
+def declared_untrained(proto: onnx.ModelProto) -> set[str]:
+    """Initializers that the file itself says are not trained, whatever their use."""
+    return {
+        tensor.name
+        for tensor in proto.graph.initializer
+        if any(entry.key == TRAINABLE_KEY and entry.value == "false" for entry in tensor.metadata_props)
+    }
+
+
 def choose_trainable(
     parameters: dict[str, TensorType], roles: Collection[str], freeze: Sequence[str], train: Sequence[str]
 ) -> set[str]:
@@ -137,7 +152,7 @@ def gradient_values(operators: Sequence[Draft], loss: Value, trainable: Collecti
 
 def _differentiable(operator: Draft) -> list[Value]:
     """Float operands that a gradient can reach."""
-    allowed = lookup(operator.type).differentiable_operands
+    allowed = record_for(operator.type, operator.attributes, len(operator.outputs)).differentiable_operands
     return [
         value
         for index, value in enumerate(operator.inputs)

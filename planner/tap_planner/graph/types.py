@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tap_planner.graph.constants import ConstantStore
 from tap_planner.operators import AttributeValue, OperatorSignature, TensorType
@@ -53,6 +53,20 @@ class Parameter:
     type: TensorType
     """Stored type; the precision option says what it is cast to."""
     trainable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """What control flow that depends on data carries: a branch or loop body, run as a whole by ``run_body``."""
+
+    content: bytes
+    """A serialised ONNX model with operands ``i0``, ``i1``, ... and without weights."""
+    key: str
+    """SHA-256 of ``content``: the value of the operator's attribute ``body``."""
+    num_nodes: int
+    """Nodes inside, at any depth."""
+    label: str
+    """The node in the file, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +124,16 @@ class Graph:
     digest: str
     """SHA-256 of the bound graph without weights and without file name."""
     warnings: tuple[str, ...]
-    """What the user should know (unknown operators, default loss, ...)."""
+    """What the user should know (default loss, ...)."""
+    ruled: tuple[str, ...] = ()
+    """Types of the operators that were bound with a custom rule, sorted."""
+    bodies: Mapping[str, Body] = field(default_factory=dict)
+    """Bodies of control flow that stays whole, by the operators' attribute ``body``."""
 
     def tensor(self, name: str) -> Tensor:
         """The tensor called ``name``."""
         return self.tensors[name]
+
+    def body(self, operator: Operator) -> Body | None:
+        """The body that an operator carries, None for all but control flow."""
+        return self.bodies.get(str(operator.signature.attribute("body", ""))) if self.bodies else None

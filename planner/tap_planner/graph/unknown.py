@@ -1,13 +1,27 @@
-"""Types of operators that have no record: what the file declares, or what ONNX infers."""
+"""Types that the file itself declares, completed by ONNX's shape inference."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper
 
 from tap_planner.graph.dtypes import dtype_name
+from tap_planner.graph.expressions import evaluate_dim
+from tap_planner.graph.native import NativeError, isolated
 from tap_planner.operators import TensorType
+
+_SMALL_ELEMENTS = 64
+"""Initializers up to this size go along by value: they may decide shapes."""
+_NUMBERS = {dtype_name(number): number for number in TensorProto.DataType.values()}
+
+
+def value_info(name: str, type_: TensorType) -> onnx.ValueInfoProto:
+    """A static declaration."""
+    return helper.make_tensor_value_info(name, _NUMBERS.get(type_.dtype, 0), type_.shape)
 
 
 class DeclaredTypes:
@@ -33,22 +47,33 @@ class DeclaredTypes:
         return None if None in found else [item for item in found if item is not None]
 
     def _inferred(self) -> onnx.GraphProto:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(self._proto)
-        for value in copy.graph.input:
-            if value.name in self._inputs:
-                dims = value.type.tensor_type.shape.dim
-                del dims[:]
-                for size in self._inputs[value.name].shape:
-                    dims.add().dim_value = size
-        for value in (*copy.graph.value_info, *copy.graph.output):
+        """The graph without weights, inputs as they are bound, and what follows from that."""
+        graph = self._proto.graph
+        bare = onnx.ModelProto(ir_version=max(self._proto.ir_version, 4), opset_import=self._proto.opset_import)
+        bare.graph.name = "graph"
+        bare.graph.node.extend(graph.node)
+        bare.graph.output.extend(graph.output)
+        bare.graph.value_info.extend(graph.value_info)
+        stored = {tensor.name for tensor in graph.initializer}
+        for value in graph.input:
+            if value.name not in stored:
+                known = self._inputs.get(value.name)
+                bare.graph.input.append(value if known is None else value_info(value.name, known))
+        for tensor in graph.initializer:
+            if math.prod(tensor.dims) <= _SMALL_ELEMENTS and tensor.data_location != TensorProto.EXTERNAL:
+                bare.graph.initializer.append(tensor)
+            else:
+                bare.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        for value in (*bare.graph.value_info, *bare.graph.output):
             for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param in self._dims:
-                    dim.dim_value = self._dims[dim.dim_param]
+                size = evaluate_dim(dim.dim_param, self._dims) if dim.dim_param else None
+                if size is not None:
+                    dim.dim_value = size
         try:
-            return onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
-        except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-            return copy.graph
+            made = isolated(lambda: onnx.shape_inference.infer_shapes(bare, data_prop=True).SerializeToString())
+            return onnx.ModelProto.FromString(made).graph
+        except (NativeError, DecodeError):
+            return bare.graph
 
     def _collect(self, graph: onnx.GraphProto) -> dict[str, TensorType]:
         found: dict[str, TensorType] = {}

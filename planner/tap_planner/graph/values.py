@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from onnx import TensorProto
 
 from tap_planner.errors import UnsupportedGraphError
+from tap_planner.graph.limits import MAX_STRUCTURE
 from tap_planner.graph.nodes import Node, RawAttribute
 from tap_planner.graph.types import ParameterRead, TensorKind
 from tap_planner.operators import AttributeValue, TensorType
@@ -26,7 +28,8 @@ class Value:
     """Ready value of a small constant."""
     read: ParameterRead | None = None
     deferred: bool = False
-    """A constant that rests on a value outside the model file, which is not read to plan."""
+    """A constant that rests on a stored table or on a value outside the file: what it holds decides nothing, and is
+    not looked at to plan."""
     batched: bool = False
     """Whether it depends on an input that carries the batch."""
 
@@ -44,6 +47,38 @@ class Value:
     def is_constant(self) -> bool:
         """Whether the value depends on no input and no parameter."""
         return self.kind is TensorKind.CONSTANT
+
+
+class Origin(Protocol):
+    """Where a value comes from, in words."""
+
+    @property
+    def words(self) -> str:
+        """As words after "depends on"."""
+        ...
+
+    @property
+    def settling(self) -> str:
+        """Options that would make the value a constant; empty if there are none."""
+        ...
+
+
+class CountUnknownError(UnsupportedGraphError):
+    """A size depends on the data and was not given.
+
+    Args:
+        where: the node, in words.
+        name: of the value.
+        dim: whose size it is.
+    """
+
+    def __init__(self, where: str, name: str, dim: int) -> None:
+        super().__init__(
+            f"{where}: how many elements {name!r} holds depends on the data",
+            hint=f"say how many it shall be planned for: --dim {name}.{dim}=N",
+        )
+        self.name = name
+        self.dim = dim
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,6 +106,14 @@ class Call:
     """Value of a constant by name."""
     rebatch: int | None = None
     """The batch that replaces a leading 1 of constant shapes, where the model is re-batched."""
+    wanted: Collection[str] = ()
+    """Names that some node or the graph's outputs read."""
+    declared: Callable[[str], TensorType | None] = lambda _: None
+    """Type that the file declares of a value, with the symbolic dims bound."""
+    count: Callable[[str, int], int | None] = lambda _, __: None
+    """Size of a dim of a value that depends on the data, as the user gave it."""
+    origin: Callable[[Value], Origin | None] = lambda _: None
+    """Where a value comes from."""
 
     @property
     def attributes(self) -> dict[str, RawAttribute]:
@@ -97,6 +140,22 @@ class Call:
             raise self.error(f"operand {index} is absent")
         return found
 
+    def wants(self, output: int) -> bool:
+        """Whether somebody reads an output."""
+        return output < len(self.node.outputs) and self.node.outputs[output] in self.wanted
+
+    def declared_size(self, output: int, dim: AttributeValue) -> int:
+        """Size of a dim that depends on the data, as the file declares it (a symbolic dim that has a value)."""
+        assert isinstance(dim, int)
+        name = self.node.outputs[output]
+        given = self.count(name, dim) if name else None
+        if given is not None:
+            return given
+        found = self.declared(name) if name else None
+        if found is None or dim >= len(found.shape):
+            raise CountUnknownError(self.node.where, name, dim)
+        return found.shape[dim]
+
     def data(self) -> list[Value | None]:
         """All operands, without absent ones at the end."""
         operands = list(self.inputs)
@@ -110,15 +169,19 @@ class Call:
         if found.array is not None:
             return found.array
         if not found.is_constant:
-            raise self.error(
-                f"operand {index} ({found.name!r}) decides shapes but depends on the data",
-                hint=f"fix it with --value {found.name}=N if it is an input, or export with static shapes",
-            )
+            source = self.origin(found)
+            words = "depends on the data" if source is None else f"depends on {source.words}"
+            settling = "" if source is None else source.settling
+            hint = f"give the value: {settling}" if settling else "export the model with static shapes"
+            raise self.error(f"operand {index} ({found.name!r}) decides shapes but {words}", hint=hint)
         return self.fetch(found.name)
 
     def ints(self, index: int) -> tuple[int, ...]:
         """Integers of a structural operand."""
-        return tuple(int(item) for item in self.array(index).reshape(-1).tolist())
+        array = self.array(index)
+        if array.size > MAX_STRUCTURE:
+            raise self.error(f"operand {index} has {array.size} elements, expected at most {MAX_STRUCTURE}")
+        return tuple(int(item) for item in array.reshape(-1).tolist())
 
     def scalar(self, index: int) -> int | float:
         """The one number of a structural operand."""

@@ -6,13 +6,16 @@ import math
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from tap_planner.errors import ModelError
-from tap_planner.graph.dtypes import dtype_name, numpy_dtype
+from tap_planner.graph.dtypes import dtype_name, stored_bytes
 from tap_planner.graph.loading import ModelFile
 from tap_planner.graph.nodes import Node, decode_nodes
+from tap_planner.graph.sparse import StoredTensor, constant_tensor, stored_tensors
+from tap_planner.graph.tensors import to_array
+
+_HINT = "put the weights beside the model, or pass --init random"
 
 
 def external_fields(tensor: TensorProto) -> dict[str, str]:
@@ -33,9 +36,8 @@ def _extent(tensor: TensorProto) -> tuple[int, int, int]:
     """
     fields = external_fields(tensor)
     dtype = dtype_name(tensor.data_type)
-    packed = 2 if dtype in ("int4", "uint4") else 1
     try:
-        expected = -(-math.prod(tensor.dims) * numpy_dtype(dtype).itemsize // packed)
+        expected = stored_bytes(dtype, math.prod(tensor.dims))
         return int(fields.get("offset", "0")), int(fields.get("length", expected)), expected
     except (KeyError, ValueError) as error:
         raise ModelError(f"tensor {tensor.name!r}: external data entry is not readable ({error})") from error
@@ -61,22 +63,42 @@ def external_path(folder: Path, tensor: TensorProto) -> Path:
     return path
 
 
+def _located(folder: Path, tensor: TensorProto) -> tuple[Path, int, int]:
+    """File, offset and length of external data, checked against the shape and the size of the file.
+
+    Raises:
+        ModelError: the location is not allowed, the file is absent or too short, or the entry does not fit the shape.
+    """
+    path = external_path(folder, tensor)
+    offset, length, expected = _extent(tensor)
+    if offset < 0 or length != expected:
+        raise ModelError(
+            f"tensor {tensor.name!r}: external data of {length} bytes at {offset}, but its shape needs {expected}",
+            hint="the file is damaged; export the model again",
+        )
+    try:
+        available = path.stat().st_size if path.is_file() else -1
+    except (OSError, ValueError):
+        available = -1
+    if available < 0:
+        raise ModelError(
+            f"tensor {tensor.name!r}: weights file {path.name!r} cannot be read in folder {str(folder)!r}", hint=_HINT
+        )
+    if offset + length > available:
+        raise ModelError(
+            f"tensor {tensor.name!r}: {path.name} ends at {available}, needs {offset + length} bytes", hint=_HINT
+        )
+    return path, offset, length
+
+
 def read_external(folder: Path, tensor: TensorProto) -> np.ndarray:
     """Read an external tensor; sizes are checked before anything is allocated.
 
     Raises:
         ModelError: the location is not allowed, the file is absent or too short.
     """
-    path = external_path(folder, tensor)
-    offset, length, expected = _extent(tensor)
-    if offset < 0 or length != expected:
-        raise ModelError(
-            f"tensor {tensor.name!r}: external data of {length} bytes at {offset}, but its shape needs {expected}"
-        )
+    path, offset, length = _located(folder, tensor)
     try:
-        available = path.stat().st_size
-        if offset + length > available:
-            raise ModelError(f"tensor {tensor.name!r}: {path.name} ends at {available}, needs {offset + length} bytes")
         with path.open("rb") as stream:
             stream.seek(offset)
             data = stream.read(length)
@@ -84,7 +106,16 @@ def read_external(folder: Path, tensor: TensorProto) -> np.ndarray:
         raise ModelError(f"tensor {tensor.name!r}: weights file {path.name!r} cannot be read") from error
     inline = TensorProto(name=tensor.name, data_type=tensor.data_type, raw_data=data)
     inline.dims.extend(tensor.dims)
-    return numpy_helper.to_array(inline)
+    return to_array(inline)
+
+
+def read_tensor(folder: Path, tensor: TensorProto) -> np.ndarray:
+    """Read a tensor, wherever it lies.
+
+    Raises:
+        ModelError: as ``read_external`` and ``to_array``.
+    """
+    return read_external(folder, tensor) if tensor.data_location == TensorProto.EXTERNAL else to_array(tensor)
 
 
 class WeightReader:
@@ -96,24 +127,27 @@ class WeightReader:
 
     def __init__(self, model: ModelFile) -> None:
         self._folder = model.path.parent
-        proto = inlined(model.proto)
-        self._tensors: dict[str, TensorProto] = {tensor.name: tensor for tensor in proto.graph.initializer}
+        proto = model.proto
+        self._tensors: dict[str, StoredTensor] = {tensor.name: tensor for tensor in stored_tensors(proto.graph)}
         nodes = decode_nodes(node for node in proto.graph.node if node.op_type in ("Constant", "ConstantOfShape"))
         self._nodes: dict[str, Node] = {node.outputs[0]: node for node in nodes}
 
     def available(self, parameter: str) -> bool:
         """Whether ``read`` would find the value."""
+        return self.problem(parameter) is None
+
+    def problem(self, parameter: str) -> ModelError | None:
+        """Why ``read`` would not find the value; the data itself is not read."""
         tensor = self._tensors.get(parameter)
         if tensor is None:
-            return parameter in self._nodes
-        if tensor.data_location != TensorProto.EXTERNAL:
-            return True
+            known = parameter in self._nodes
+            return None if known else ModelError(f"the model holds no parameter {parameter!r}")
         try:
-            path = external_path(self._folder, tensor)
-            offset, length, _ = _extent(tensor)
-            return path.is_file() and path.stat().st_size >= offset + length
-        except (ModelError, OSError, ValueError):
-            return False
+            for part in tensor.outside:
+                _located(self._folder, part)
+        except ModelError as error:
+            return error
+        return None
 
     def missing(self) -> tuple[str, ...]:
         """Initializers whose external data is absent, in file order."""
@@ -127,9 +161,7 @@ class WeightReader:
         """
         tensor = self._tensors.get(parameter)
         if tensor is not None:
-            if tensor.data_location == TensorProto.EXTERNAL:
-                return read_external(self._folder, tensor)
-            return numpy_helper.to_array(tensor)
+            return tensor.read(self._read)
         node = self._nodes.get(parameter)
         if node is None:
             raise ModelError(f"the model holds no parameter {parameter!r}")
@@ -137,13 +169,16 @@ class WeightReader:
             return constant_value(node)
         shape = self._shape_of(node)
         fill = node.attributes.get("value")
-        value = numpy_helper.to_array(fill) if isinstance(fill, TensorProto) else np.zeros(1, np.float32)
+        value = to_array(fill) if isinstance(fill, TensorProto) else np.zeros(1, np.float32)
         return np.full(shape, value.reshape(()), value.dtype)
+
+    def _read(self, tensor: TensorProto) -> np.ndarray:
+        return read_tensor(self._folder, tensor)
 
     def _shape_of(self, node: Node) -> tuple[int, ...]:
         source = node.inputs[0]
         if source in self._tensors:
-            value = numpy_helper.to_array(self._tensors[source])
+            value = self._tensors[source].read(self._read)
         elif source in self._nodes and self._nodes[source].type == "Constant":
             value = constant_value(self._nodes[source])
         else:
@@ -155,11 +190,12 @@ def constant_value(node: Node) -> np.ndarray:
     """Value of a Constant node.
 
     Raises:
-        ModelError: the value is sparse or of an unknown kind.
+        ModelError: the value is damaged or of an unknown kind.
     """
+    tensor = constant_tensor(node)
+    if tensor is not None:
+        return tensor.read(to_array)
     for key, value in node.attributes.items():
-        if key == "value" and isinstance(value, TensorProto):
-            return numpy_helper.to_array(value)
         if key in ("value_int", "value_ints"):
             return np.array(value, np.int64)
         if key in ("value_float", "value_floats"):
@@ -167,12 +203,3 @@ def constant_value(node: Node) -> np.ndarray:
         if key in ("value_string", "value_strings"):
             return np.array(value, object)
     raise ModelError(f"{node.where}: a constant of an unsupported form ({', '.join(node.attributes) or 'no value'})")
-
-
-def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its local functions replaced by their nodes."""
-    if not proto.functions:
-        return proto
-    from onnx import inliner
-
-    return inliner.inline_local_functions(proto)

@@ -1,6 +1,16 @@
 """One record per ONNX operator: factor rule, shapes, work, what backward keeps, linearity."""
 
-from tap_planner.operators.registry import known_types, lookup, rule_of
+from tap_planner.operators.custom import (
+    CUSTOM_RULE,
+    CustomRule,
+    RuleProblemError,
+    custom_rule,
+    rule_to_json,
+    rule_to_text,
+)
+from tap_planner.operators.custom_files import load_custom_rules
+from tap_planner.operators.fitting import check_fit
+from tap_planner.operators.registry import known_types, lookup, record_for, record_of, rule_of
 from tap_planner.operators.saved import kept_for_backward
 from tap_planner.operators.types import (
     AttributeValue,
@@ -16,8 +26,10 @@ from tap_planner.operators.types import (
 )
 
 __all__ = [
+    "CUSTOM_RULE",
     "AttributeValue",
     "ComputeKind",
+    "CustomRule",
     "DimFactors",
     "Factor",
     "FactorKind",
@@ -25,9 +37,17 @@ __all__ = [
     "InternalCollective",
     "OperatorRecord",
     "OperatorSignature",
+    "RuleProblemError",
     "TensorType",
+    "check_fit",
+    "custom_rule",
     "kept_for_backward",
     "known_types",
+    "load_custom_rules",
     "lookup",
+    "record_for",
+    "record_of",
     "rule_of",
+    "rule_to_json",
+    "rule_to_text",
 ]

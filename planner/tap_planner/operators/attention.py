@@ -1,10 +1,10 @@
-"""Fused attention and rotary embedding (opset 23): batch and heads are split."""
+"""Fused attention and rotary embedding (opset 23 and later): batch, heads and queries are split."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tap_planner.operators.attributes import flag_of, int_of, operand
+from tap_planner.operators.attributes import int_of, operand
 from tap_planner.operators.building import Dims, RuleBuilder, aligned, infer_first, shape_error
 from tap_planner.operators.types import (
     ComputeKind,
@@ -53,8 +53,8 @@ def _sizes(signature: OperatorSignature) -> _Sizes:
         width, value_width = query[2] // query_heads, value[2] // key_heads
     else:
         raise shape_error(signature, "3 or 4 dims each")
-    if query_heads % key_heads:
-        raise shape_error(signature, "query heads in equal groups over key heads")
+    if query_heads % key_heads or (key[-1] != width if len(query) == 4 else key[2] != key_heads * width):
+        raise shape_error(signature, "query heads in equal groups over key heads, all of one width")
     return _Sizes(
         batch=batch,
         key_heads=key_heads,
@@ -75,26 +75,28 @@ def _layout(sizes: _Sizes, batch: DimFactors, heads: DimFactors, positions: DimF
 def _attention_rule(signature: OperatorSignature) -> FactorRule:
     """``(b, (h g), s, d) (b, h, t, d) (b, h, t, e) -> (b, (h g), s, e)``: h key heads with g query heads each.
 
-    Queries are parallel unless the operator itself masks the future by position. Two matrix products: a factor of
-    2 that no dim holds makes the product of the factors the number of multiplications (where the widths are equal).
+    Queries are parallel, also where they see only keys of certain positions: a rank knows which queries it holds. The
+    two matrix products do ``d + e`` multiplications for each query and key; the widths by themselves are layout.
     """
     sizes = _sizes(signature)
-    causal = flag_of(signature, "is_causal")
     builder = RuleBuilder(signature)
     batch = builder.factor("b", sizes.batch)
     heads = builder.factor("h", sizes.key_heads)
     group_kind = FactorKind.PARALLEL if sizes.key_heads == 1 else FactorKind.FIXED
     all_heads = heads + builder.factor("g", sizes.query_heads // sizes.key_heads, group_kind)
-    queries = builder.factor("s", sizes.queries, FactorKind.FIXED if causal else FactorKind.PARALLEL)
+    queries = builder.factor("s", sizes.queries)
     new_keys = keys = builder.fixed("t", sizes.new_keys)
     past_keys: DimFactors = ()
+    layout: DimFactors = ()
     if sizes.past_keys:
         past_keys, keys = builder.fixed("past", sizes.past_keys), builder.fixed("all", sizes.keys)
+        layout += new_keys + past_keys
     width = value_width = builder.fixed("d", sizes.key_width)
-    if sizes.value_width == sizes.key_width:
-        builder.fixed("products", 2)
-    else:
+    if sizes.value_width != sizes.key_width:
         value_width = builder.fixed("e", sizes.value_width)
+        layout += value_width
+    layout += width
+    builder.fixed("products", sizes.key_width + sizes.value_width)
     inputs: list[Dims | None] = [
         _layout(sizes, batch, all_heads, queries, width),
         _layout(sizes, batch, heads, new_keys, width),
@@ -102,8 +104,11 @@ def _attention_rule(signature: OperatorSignature) -> FactorRule:
     ]
     scores = (batch, all_heads, queries, keys)
     extra = (scores, (batch, heads, past_keys, width), (batch, heads, past_keys, value_width))
-    for found, dims in zip(signature.inputs[3:], extra, strict=False):
-        inputs.append(None if found is None else aligned(found.shape, dims))
+    for index, (found, dims) in enumerate(zip(signature.inputs[3:], extra, strict=False)):
+        aligned_dims = None if found is None else aligned(found.shape, dims)
+        if index == 0 and found is not None and aligned_dims and found.shape[-1] != sizes.keys:
+            aligned_dims = (*aligned_dims[:-1], ())
+        inputs.append(aligned_dims)
     inputs.extend(None if found is None else (batch,) * len(found.shape) for found in signature.inputs[6:])
     outputs = (
         _layout(sizes, batch, all_heads, queries, value_width),
@@ -111,7 +116,7 @@ def _attention_rule(signature: OperatorSignature) -> FactorRule:
         (batch, heads, keys, value_width),
         scores,
     )
-    return builder.build(inputs, outputs[: len(signature.outputs)])
+    return builder.build(inputs, outputs[: len(signature.outputs)], layout=layout)
 
 
 def _attention_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:

@@ -74,6 +74,7 @@ class RuleBuilder:
         additive: Iterable[int] = (),
         partial: Iterable[Way] = (),
         collectives: tuple[InternalCollective, ...] = (),
+        layout: Iterable[int] = (),
     ) -> FactorRule:
         """The finished rule.
 
@@ -83,6 +84,7 @@ class RuleBuilder:
             additive: operands that are added to a sum; absent ones are dropped.
             partial: ways in which P(sum) may pass; a way that would make an operand P that is not float is dropped.
             collectives: collectives inside the operator.
+            layout: factors that are no loop of the computation.
         """
         return FactorRule(
             factors=tuple(self._factors),
@@ -91,6 +93,7 @@ class RuleBuilder:
             additive=frozenset(index for index in additive if index < len(inputs) and inputs[index] is not None),
             partial=self._usable(partial),
             collectives=collectives,
+            layout=frozenset(layout),
         )
 
     def _usable(self, ways: Iterable[Way]) -> tuple[Way, ...]:

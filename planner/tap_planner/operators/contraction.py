@@ -71,11 +71,12 @@ def _gemm_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorT
 
 
 def _equation(signature: OperatorSignature) -> tuple[list[str], str]:
+    """The indices of each operand and of the result, as the binder has written them out."""
     equation = text_of(signature, "equation").replace(" ", "")
     terms, arrow, result = equation.partition("->")
-    if not arrow or "." in equation:
+    if not arrow or "." in equation or terms.count(",") != len(signature.inputs) - 1:
         raise UnsupportedGraphError(
-            f"operator Einsum: equation {equation!r}, expected explicit output and no ellipsis",
+            f"operator Einsum: equation {equation!r}, expected one term per operand, a result and no ellipsis",
             hint="write out all indices of the equation",
         )
     return terms.split(","), result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tap_planner.operators.attributes import operand, text_of
-from tap_planner.operators.building import ALL_OPERANDS, RuleBuilder, Way, aligned, broadcast_shapes
+from tap_planner.operators.building import ALL_OPERANDS, RuleBuilder, Way, aligned, broadcast_shapes, shape_error
 from tap_planner.operators.types import ComputeKind, FactorRule, OperatorRecord, OperatorSignature, TensorType
 
 __all__ = ["RECORDS"]
@@ -70,7 +70,20 @@ def _infer_cast(signature: OperatorSignature, num_outputs: int) -> tuple[TensorT
 
 def _infer_dropout(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
     data = operand(signature, 0)
-    return (data, TensorType(dtype="bool", shape=data.shape))[:num_outputs]
+    return (data, TensorType(dtype=text_of(signature, "mask", "bool"), shape=data.shape))[:num_outputs]
+
+
+def _width(dtype: str) -> str:
+    """Bits of an element as its type's name says them: 8 of float8e4m3fn."""
+    digits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")[:2].rstrip("e")
+    return digits or {"bool": "8"}.get(dtype, dtype)
+
+
+def _infer_bit_cast(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
+    data, dtype = operand(signature, 0), text_of(signature, "to")
+    if _width(data.dtype) != _width(dtype):
+        raise shape_error(signature, f"elements as wide as {dtype}, got {data.dtype}")
+    return (TensorType(dtype=dtype, shape=data.shape),)
 
 
 def _record(
@@ -83,6 +96,7 @@ def _record(
     keep_outputs: tuple[int, ...] = (),
     trainable: tuple[int, ...] = (),
     differentiable: tuple[int, ...] | None = None,
+    random: bool = False,
 ) -> OperatorRecord:
     return OperatorRecord(
         type=name,
@@ -93,6 +107,7 @@ def _record(
         saved_outputs=keep_outputs,
         trainable_operands=trainable,
         differentiable_operands=differentiable,
+        random=random,
     )
 
 
@@ -119,7 +134,8 @@ RECORDS: tuple[OperatorRecord, ...] = (
     _record("Identity", ways=_all_ways, kind=ComputeKind.VIEW, trainable=(0,)),
     _record("Neg", ways=_all_ways, trainable=(0,)),
     _record("Cast", ways=_all_ways, infer=_infer_cast, trainable=(0,)),
-    _record("Dropout", infer=_infer_dropout, differentiable=(0,)),
+    _record("BitCast", infer=_infer_bit_cast, differentiable=()),
+    _record("Dropout", infer=_infer_dropout, differentiable=(0,), random=True),
     _record("Add", ways=_all_ways, trainable=(0, 1)),
     _record("Sub", ways=_all_ways, trainable=(0, 1)),
     _record("Mul", ways=_product_ways, keep_inputs=(0, 1), trainable=(0, 1)),

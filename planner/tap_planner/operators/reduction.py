@@ -91,6 +91,11 @@ def _cumsum_rule(signature: OperatorSignature) -> FactorRule:
     return _along_rule(signature, (int_of(signature, "axis"),), linear=True)
 
 
+def _cumprod_rule(signature: OperatorSignature) -> FactorRule:
+    """The scanned dim is never split."""
+    return _along_rule(signature, (int_of(signature, "axis"),))
+
+
 def _lp_normalization_rule(signature: OperatorSignature) -> FactorRule:
     """The normalised dim is never split."""
     return _along_rule(signature, (int_of(signature, "axis", -1),))
@@ -157,6 +162,9 @@ RECORDS: tuple[OperatorRecord, ...] = (
     _along("Softmax", _softmax_rule),
     _along("LogSoftmax", _softmax_rule),
     _along("CumSum", _cumsum_rule, ()),
+    OperatorRecord(
+        type="CumProd", rule=_cumprod_rule, infer=infer_first, kind=ComputeKind.MEMORY, saved_inputs=(0,)
+    ),
     OperatorRecord(
         type="LpNormalization",
         rule=_lp_normalization_rule,

@@ -9,7 +9,12 @@ from tap_planner.operators import (
     attention,
     contraction,
     contrib,
+    contrib_attention,
+    contrib_contraction,
+    contrib_decoding,
+    control,
     convolution,
+    criteria,
     detection,
     elementwise,
     indexing,
@@ -17,15 +22,30 @@ from tap_planner.operators import (
     movement,
     normalization,
     quantised,
+    quantised_linear,
+    quantised_packed,
     recurrent,
     reduction,
     reshape,
     sampling,
+    selection,
+    signals,
+    spatial,
+    state_space,
 )
 from tap_planner.operators.building import ALL_OPERANDS, replicated_rule
-from tap_planner.operators.types import ComputeKind, FactorRule, OperatorRecord, OperatorSignature, TensorType
+from tap_planner.operators.custom import CUSTOM_RULE
+from tap_planner.operators.custom_records import custom_record
+from tap_planner.operators.types import (
+    AttributeValue,
+    ComputeKind,
+    FactorRule,
+    OperatorRecord,
+    OperatorSignature,
+    TensorType,
+)
 
-__all__ = ["known_types", "lookup", "rule_of"]
+__all__ = ["known_types", "lookup", "record_for", "record_of", "rule_of"]
 
 _FAMILIES = (
     elementwise,
@@ -38,10 +58,21 @@ _FAMILIES = (
     normalization,
     attention,
     contrib,
+    contrib_attention,
+    contrib_contraction,
+    contrib_decoding,
     quantised,
+    quantised_linear,
+    quantised_packed,
     recurrent,
     detection,
     sampling,
+    spatial,
+    signals,
+    selection,
+    criteria,
+    control,
+    state_space,
     loss,
 )
 
@@ -61,8 +92,7 @@ _RECORDS = _collect()
 def _infer_unknown(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
     raise UnsupportedGraphError(
         f"operator {signature.type} is unknown and the file does not state the shapes of its {num_outputs} outputs",
-        hint="add value_info for its outputs (onnx shape inference with the operator's schema), "
-        "or a record as docs/adding-an-operator.md describes",
+        hint="describe it with --custom-rule FILE (docs/custom-rules.md), or add value_info for its outputs",
     )
 
 
@@ -84,6 +114,19 @@ def lookup(type: str) -> OperatorRecord:
     return _RECORDS.get(type) or _unknown(type)
 
 
+def record_of(signature: OperatorSignature) -> OperatorRecord:
+    """The record of an operator: that of its custom rule if its signature holds one, else that of its type."""
+    return record_for(signature.type, signature.attributes, len(signature.outputs))
+
+
+def record_for(type: str, attributes: tuple[tuple[str, AttributeValue], ...], num_outputs: int) -> OperatorRecord:
+    """``record_of`` the parts of a signature."""
+    for name, value in attributes:
+        if name == CUSTOM_RULE:
+            return custom_record(type, str(value), num_outputs)
+    return lookup(type)
+
+
 def known_types() -> tuple[str, ...]:
     """All operator types that have a record, sorted."""
     return tuple(sorted(_RECORDS))
@@ -92,4 +135,4 @@ def known_types() -> tuple[str, ...]:
 @lru_cache(maxsize=65536)
 def rule_of(signature: OperatorSignature) -> FactorRule:
     """The factor rule of a signature with its outputs filled in; equal signatures share one rule."""
-    return lookup(signature.type).rule(signature)
+    return record_of(signature).rule(signature)

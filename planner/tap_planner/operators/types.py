@@ -109,6 +109,8 @@ class FactorRule:
     way one letter per operand, ``P`` or ``R``. Empty for operators that are not linear."""
     collectives: tuple[InternalCollective, ...] = ()
     """Collectives inside the operator, in order."""
+    layout: frozenset[int] = frozenset()
+    """Factors that only lay out a packed operand: no loop of the computation, so they do not count as work."""
 
 
 class ComputeKind(enum.Enum):
@@ -140,5 +142,10 @@ class OperatorRecord:
     """Operands whose role is weight, bias, scale or table."""
     differentiable_operands: tuple[int, ...] | None = None
     """Operands that a gradient can reach; None means every float operand."""
+    random: bool = False
+    """Whether it draws random numbers, a function of each element's position in the whole batch."""
+    quantised_operands: tuple[int, ...] = ()
+    """Operands that hold quantised data, scales or zero points: stored ones are parameters of whatever size, which are
+    never trained and whose values count for nothing."""
     known: bool = True
     """False for the record that stands in for an operator nobody knows: replicated, with a warning."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, cast
 
+from tap_planner.errors import PlanFormatError
+from tap_planner.operators import ComputeKind, CustomRule, FactorKind, RuleProblemError, custom_rule
 from tap_planner.plan.decisions import (
     AxisDecision,
     OperandDecision,
@@ -21,6 +23,7 @@ from tap_planner.plan.document import (
     CollectiveEntry,
     Digests,
     FoldedDecisions,
+    IdleDevices,
     MeshSection,
     ModelInput,
     ParameterEntry,
@@ -35,11 +38,13 @@ from tap_planner.plan.document import (
 )
 from tap_planner.plan.names import MAX_SERIES, NameFamily, NameItem, decode_list, decode_names
 from tap_planner.plan.options import LOSSES, MODES, OPTIMIZERS, PRECISIONS, RECOMPUTES, Auto, Constraint, PlanOptions
-from tap_planner.plan.reader import MAX_INTEGER, Value, fail
+from tap_planner.plan.reader import MAX_INTEGER, REMEDY, Value, fail
 from tap_planner.sharding import Placements, Step
 
 _STATUSES = ("optimal", "feasible")
 _RULES = ("forbid", "require")
+_FACTOR_KINDS = tuple(kind.value for kind in FactorKind)
+_COMPUTE_KINDS = tuple(kind.value for kind in ComputeKind)
 
 
 def document_from_json(root: Value) -> PlanDocument:
@@ -109,15 +114,47 @@ def options_from_json(value: Value) -> PlanOptions:
         constraints=value["constraints"].each(_constraint),
         dims=value["dims"].counts(),
         shapes={name: shape.integers() for name, shape in value["shapes"].entries()},
-        values={name: _number(number) for name, number in value["values"].entries()},
+        values={name: _numbers(number) for name, number in value["values"].entries()},
         batch_dim=batch_dim and batch_dim.text(),
         freeze=value["freeze"].texts(),
         train=value["train"].texts(),
+        custom_rules=value["custom_rules"].each(_custom_rule) if value.get("custom_rules") is not None else (),
     )
+
+
+def _custom_rule(value: Value) -> CustomRule:
+    try:
+        return custom_rule(
+            type=value["type"].text(),
+            inputs=value["inputs"].each(lambda item: None if item.is_null else item.text()),
+            outputs=value["outputs"].texts(),
+            factors={name: kind.text(_FACTOR_KINDS) for name, kind in value["factors"].entries()},
+            sizes={name: _size(size) for name, size in value["sizes"].entries()},
+            linear=value["linear"].each(Value.texts),
+            additive=value["additive"].integers(),
+            kind=value["kind"].text(_COMPUTE_KINDS),
+            flops=value["flops"].integer(1),
+            saved_inputs=value["saved_inputs"].integers(),
+            saved_outputs=value["saved_outputs"].integers(),
+            trainable=value["trainable"].integers(),
+            differentiable=None if (given := value.get("differentiable")) is None else given.integers(),
+            dtype=value["dtype"].each(lambda item: None if item.is_null else item.text()),
+            override=value["override"].flag(),
+        )
+    except RuleProblemError as problem:
+        raise PlanFormatError(f"{value.place}.{problem}", hint=REMEDY) from problem
+
+
+def _size(value: Value) -> int | str:
+    return value.text() if isinstance(value.data, str) else value.integer(1)
 
 
 def _number(value: Value) -> int:
     return value.integer(-(1 << 63))
+
+
+def _numbers(value: Value) -> int | tuple[int, ...]:
+    return value.each(_number) if isinstance(value.data, list) else _number(value)
 
 
 def _auto(value: Value, least: int = 0, most: int = MAX_INTEGER) -> int | Auto:
@@ -157,7 +194,15 @@ def _mesh(value: Value) -> MeshSection:
         devices *= axis.size
     if len(ranks) != devices:
         fail(f"{value.place}.ranks", len(ranks), f"{devices} ranks, the product of the axes")
-    return MeshSection(axes=axes, ranks=ranks)
+    idle = value.get("idle")
+    return MeshSection(axes=axes, ranks=ranks, idle=() if idle is None else idle.each(lambda item: _idle(item, axes)))
+
+
+def _idle(value: Value, axes: Sequence[AxisDecision]) -> IdleDevices:
+    sizes = {axis.name: axis.size for axis in axes}
+    name = value["axis"].text(tuple(sizes))
+    end = value["end"].integer(1, sizes[name])
+    return IdleDevices(axis=name, first=value["first"].integer(1, end), end=end)
 
 
 def _ranks(value: Value) -> tuple[tuple[int, ...], ...]:

@@ -14,6 +14,7 @@ from tap_planner.plan.document import (
     Certificate,
     CollectiveEntry,
     Digests,
+    IdleDevices,
     MeshSection,
     ModelInput,
     PipelineSection,
@@ -86,6 +87,7 @@ def build_document(
     collectives: tuple[CollectiveEntry, ...],
     predicted: Predicted,
     certificate: Certificate,
+    idle: tuple[IdleDevices, ...] = (),
 ) -> PlanDocument:
     """Fold decisions into a complete document with digests.
 
@@ -100,6 +102,7 @@ def build_document(
         collectives: counted from the Program.
         predicted: cost of the plan.
         certificate: proof of its quality.
+        idle: devices that have nothing to do.
     """
     loss = decisions.loss
     return with_digests(
@@ -113,9 +116,9 @@ def build_document(
                 loss=None if loss is None else loss.kind,
                 loss_output=None if loss is None else loss.output,
             ),
-            mesh=MeshSection(axes=decisions.axes, ranks=ranks),
+            mesh=MeshSection(axes=decisions.axes, ranks=ranks, idle=idle),
             pipeline=PipelineSection(
-                stages=(Stage(first=decisions.operators[0].id, last=decisions.operators[-1].id),),
+                stages=_stages(decisions),
                 microbatches=decisions.microbatches,
             ),
             folded=fold_decisions(decisions, reads),
@@ -124,3 +127,9 @@ def build_document(
             certificate=certificate,
         )
     )
+
+
+def _stages(decisions: Decisions) -> tuple[Stage, ...]:
+    """All operators are one stage; without operators (a graph that returns its inputs) there is none."""
+    operators = decisions.operators
+    return (Stage(first=operators[0].id, last=operators[-1].id),) if operators else ()

@@ -8,6 +8,7 @@ what they are called in every occurrence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -56,12 +57,37 @@ class ModelInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdleDevices:
+    """Devices of a mesh that have nothing to do: those at coordinates ``first`` to ``end`` - 1 of an axis."""
+
+    axis: str
+    first: int
+    """1: nothing is split along the axis, so that all devices do what the first does."""
+    end: int
+    """Size of the axis."""
+
+    @property
+    def reason(self) -> str:
+        """Why."""
+        if self.first == 1:
+            return f"nothing is split along {self.axis}"
+        return f"nothing has more than {self.first} parts along {self.axis}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSection:
     """The devices as a grid."""
 
     axes: tuple[AxisDecision, ...]
     ranks: tuple[tuple[int, ...], ...]
     """Where each rank (row-major over the axes) lies in the cluster: outermost level first, (node, device)."""
+    idle: tuple[IdleDevices, ...] = ()
+
+    @property
+    def num_idle(self) -> int:
+        """Devices that have nothing to do."""
+        used = {entry.axis: entry.first for entry in self.idle}
+        return len(self.ranks) - math.prod(used.get(axis.name, axis.size) for axis in self.axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +103,7 @@ class PipelineSection:
     """Stages, schedule and microbatches."""
 
     stages: tuple[Stage, ...]
+    """None for a graph without operators."""
     schedule: str = "none"
     microbatches: int = 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from tap_planner.operators import rule_to_json
 from tap_planner.plan.decisions import OperandDecision, OperatorDecision, ParameterDecision
 from tap_planner.plan.document import (
     KIND,
@@ -60,6 +61,10 @@ def document_to_json(document: PlanDocument) -> Json:
     return json
 
 
+def _listed(value: int | tuple[int, ...]) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _sorted(mapping: Mapping[str, object]) -> Json:
     return {key: mapping[key] for key in sorted(mapping)}
 
@@ -81,7 +86,7 @@ def _inputs(document: PlanDocument) -> Json:
 def options_to_json(options: PlanOptions) -> Json:
     """The options section."""
     loss = None if options.loss is None else {"kind": options.loss, "output": options.loss_output}
-    return {
+    json: Json = {
         "mode": options.mode,
         "batch": options.batch,
         "precision": options.precision,
@@ -98,11 +103,14 @@ def options_to_json(options: PlanOptions) -> Json:
         "constraints": [_constraint(constraint) for constraint in options.constraints],
         "dims": _sorted(options.dims),
         "shapes": {name: list(options.shapes[name]) for name in sorted(options.shapes)},
-        "values": _sorted(options.values),
+        "values": _sorted({name: _listed(value) for name, value in options.values.items()}),
         "batch_dim": options.batch_dim,
         "freeze": list(options.freeze),
         "train": list(options.train),
     }
+    if options.custom_rules:
+        json["custom_rules"] = [rule_to_json(rule) for rule in options.custom_rules]
+    return json
 
 
 def _constraint(constraint: Constraint) -> Json:
@@ -117,10 +125,15 @@ def _constraint(constraint: Constraint) -> Json:
 
 
 def _mesh(mesh: MeshSection) -> Json:
-    return {
+    json: Json = {
         "axes": [{"name": axis.name, "size": axis.size, "levels": list(axis.levels)} for axis in mesh.axes],
         "ranks": _ranks(mesh.ranks),
     }
+    if mesh.idle:
+        json["idle"] = [
+            {"axis": entry.axis, "first": entry.first, "end": entry.end, "reason": entry.reason} for entry in mesh.idle
+        ]
+    return json
 
 
 def _ranks(ranks: Sequence[tuple[int, ...]]) -> object:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tap_planner.errors import UsageError
+from tap_planner.operators import CustomRule
 
 MODES = ("train", "infer")
 OPTIMIZERS = ("adamw", "sgd")
@@ -105,14 +106,16 @@ class PlanOptions:
     """Symbolic dims as given."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Whole shapes of inputs as given."""
-    values: Mapping[str, int] = field(default_factory=dict)
-    """Integer inputs that are constants, as given."""
+    values: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    """Integer inputs that are constants, as given: one number for all elements, or one for each."""
     batch_dim: str | None = None
     """Symbolic dim that carries the batch."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameters that are not trained."""
     train: tuple[str, ...] = ()
     """Patterns of parameters that are trained although their role does not say so."""
+    custom_rules: tuple[CustomRule, ...] = ()
+    """Rules of operators without a record; a plan stores those that its model uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,3 +148,5 @@ class ApplyRequest:
     """Compare with single-process execution, and the collectives with the plan's."""
     backend: str | None = None
     """``gloo`` or ``nccl``; None: by device."""
+    custom_ops: tuple[Path, ...] = ()
+    """Python files with torch functions of operators that have none here; their code is run."""

@@ -6,6 +6,7 @@ from tap_planner.search.constraints import StrategyFilter, StrategyRule
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.model import Model, build_model
+from tap_planner.search.obstacles import Obstacle, find_obstacles
 from tap_planner.search.planner import SearchRequest, SearchResult, SearchStatistics, search
 from tap_planner.search.solver import Solver
 from tap_planner.search.weighting import Assignment, Outcome, Weights
@@ -16,6 +17,7 @@ __all__ = [
     "CostedModel",
     "LimitedSearch",
     "Model",
+    "Obstacle",
     "Outcome",
     "SearchRequest",
     "SearchResult",
@@ -26,6 +28,7 @@ __all__ = [
     "Weights",
     "assemble",
     "build_model",
+    "find_obstacles",
     "least_memory",
     "search",
 ]

@@ -90,15 +90,15 @@ class CostedModel:
     def _profile_cost(self, profile: ParameterProfile) -> tuple[int, int]:
         """(ns, bytes) of a stored parameter: gradient reduction, ZeRO gathers, optimizer; and its memory."""
         if profile not in self._parameter_costs:
-            elements, element_bytes, trainable, data_axes = profile
+            elements, dtype, trainable, data_axes = profile
             trainable = trainable and self.configuration.training
             self._parameter_costs[profile] = self._parameter_cost(
-                elements, element_bytes, trainable, data_axes if trainable else ()
+                elements, dtype, trainable, data_axes if trainable else ()
             )
         return self._parameter_costs[profile]
 
     def _parameter_cost(
-        self, elements: int, element_bytes: int, trainable: bool, data_axes: tuple[int, ...]
+        self, elements: int, dtype: str, trainable: bool, data_axes: tuple[int, ...]
     ) -> tuple[int, int]:
         configuration = self.configuration
         space = self.model.space
@@ -106,6 +106,7 @@ class CostedModel:
         zero = configuration.zero if data_axes else 0
         memory = parameter_memory(
             elements,
+            dtype=dtype,
             shards=shards,
             zero_level=zero,
             precision=configuration.precision,
@@ -122,7 +123,7 @@ class CostedModel:
                 optimizer=configuration.optimizer,
                 device=space.compute.device,
             )
-            payload = elements * element_bytes
+            payload = elements * space.compute.element_bytes(dtype)
             for kind, count in reduction_calls(zero, configuration.microbatches):
                 ns += count * space.collectives.rate_ns(kind, data_axes, payload) if data_axes else 0
         return ns, sum(memory)

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tap_planner.cluster import Cluster, Mesh
-from tap_planner.errors import InfeasibleError, LimitReachedError
+from tap_planner.errors import InfeasibleError, LimitReachedError, UnsupportedGraphError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
 from tap_planner.search.assemble import assemble
+from tap_planner.search.capacity import parameter_demand, tensor_demand, uncountable
 from tap_planner.search.configuration import Configuration
 from tap_planner.search.constraints import StrategyFilter, StrategyRule
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.model import Model, build_model
+from tap_planner.search.obstacles import Obstacle, find_obstacles
 from tap_planner.search.solver import Solver
 from tap_planner.search.weighting import Outcome
 from tap_planner.sharding import BatchMap, block_hints, map_batch
@@ -81,6 +83,8 @@ class SearchResult:
     """Memory weight of the Lagrangian bound, in ns per 1024 bytes; 0 where the limit does not bind."""
     statistics: SearchStatistics
     notes: tuple[str, ...]
+    obstacles: tuple[Obstacle, ...] = ()
+    """Why axes of the mesh are used less than they could be."""
 
 
 _Setting = tuple[int, int, int]
@@ -111,6 +115,7 @@ def search(request: SearchRequest) -> SearchResult:
     Raises:
         InfeasibleError: nothing fits, with the least memory that any plan needs.
         LimitReachedError: nothing that fits was found, though it is not proven that nothing does.
+        UnsupportedGraphError: sizes are beyond what can be counted.
     """
     return _Search(request).run()
 
@@ -132,6 +137,7 @@ class _Search:
         self._multiplier = 0
         self._best: tuple[_Candidate, Outcome] | None = None
         self._counts = self._microbatch_counts()
+        self._check_sizes()
 
     # -- the space ---------------------------------------------------------------------------------------------
 
@@ -150,6 +156,25 @@ class _Search:
             return (1,)
         top = min(request.batch, MAX_MICROBATCHES)
         return tuple(k for k in range(1, top + 1) if request.batch % k == 0 and (k <= 16 or k & (k - 1) == 0))
+
+    def _check_sizes(self) -> None:
+        """Answer at once where sizes leave no doubt, and refuse what tables cannot count."""
+        request = self._request
+        graph, cluster, room = self._graph(1), request.cluster, request.cluster.usable_memory_bytes
+        excess = uncountable(graph, cluster, request.precision)
+        if request.limit_bytes is not None:
+            demands = [tensor_demand(graph, cluster, request.precision, self._counts[-1])]
+            if excess is not None:  # else the search finds the least memory, which is more
+                demands.append(parameter_demand(graph, cluster, request.precision))
+            least = max(demands, key=lambda demand: demand.num_bytes)
+            if least.num_bytes > room:
+                raise _does_not_fit(request, least.num_bytes, room, f"{least.what} needs")
+        if excess is not None:
+            raise UnsupportedGraphError(
+                f"{graph.name}: on one device the graph takes about 2^{excess.value.bit_length() - 1} {excess.what}, "
+                f"expected at most 2^{excess.most.bit_length() - 1}",
+                hint="bind smaller dims, or look for a wrong size in the model",
+            )
 
     def _batch_map(self, microbatches: int) -> BatchMap:
         if microbatches not in self._batch_maps:
@@ -337,6 +362,7 @@ class _Search:
                 strategies=sum(len(model.space.operator(int(index)).strategies) for index in model.class_of.tolist()),
             ),
             notes=tuple(self._notes),
+            obstacles=find_obstacles(model.graph, decisions.axes),
         )
 
     def _nothing_fits(self, unknown: bool) -> InfeasibleError | LimitReachedError:
@@ -359,13 +385,17 @@ class _Search:
                 f"no plan within {_gigabytes(limit)} per device was found, and it is not proven that there is none",
                 hint="raise --max-memory, or fix --zero, --recompute and --microbatches",
             )
-        return InfeasibleError(
-            f"no plan fits: every plan needs at least {_gigabytes(least)} per device "
-            f"({least} bytes), the limit is {_gigabytes(limit)} ({limit} bytes)",
-            hint=_infeasible_hint(request, least, limit),
-            least_memory_bytes=least,
-            limit_bytes=limit,
-        )
+        return _does_not_fit(request, least, limit, "every plan needs")
+
+
+def _does_not_fit(request: SearchRequest, least: int, limit: int, needs: str) -> InfeasibleError:
+    return InfeasibleError(
+        f"no plan fits: {needs} at least {_gigabytes(least)} per device "
+        f"({least} bytes), the limit is {_gigabytes(limit)} ({limit} bytes)",
+        hint=_infeasible_hint(request, least, limit),
+        least_memory_bytes=least,
+        limit_bytes=limit,
+    )
 
 
 def _infeasible_hint(request: SearchRequest, least: int, limit: int) -> str:

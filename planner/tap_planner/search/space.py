@@ -13,7 +13,7 @@ from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns
 from tap_planner.errors import UsageError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph, Operator, ParameterRead, Tensor, TensorKind
-from tap_planner.operators import TensorType, kept_for_backward, lookup, rule_of
+from tap_planner.operators import TensorType, kept_for_backward, record_of, rule_of
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.redistributions import RedistributionTable
 from tap_planner.sharding import (
@@ -98,7 +98,7 @@ class ModelSpace:
         """Per operand, whether the operator's backward makes its gradient."""
         if not any(self.graph.tensors[name].requires_gradient for name in operator.outputs):
             return tuple(False for _ in operator.inputs)
-        differentiable = lookup(operator.type).differentiable_operands
+        differentiable = record_of(operator.signature).differentiable_operands
         return tuple(
             name is not None
             and self.graph.tensors[name].requires_gradient
@@ -195,7 +195,7 @@ class ModelSpace:
 
     def kept(self, operator: Operator) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Operands and outputs that the operator keeps for backward."""
-        return kept_for_backward(lookup(operator.type), self.requires_gradient(operator))
+        return kept_for_backward(record_of(operator.signature), self.requires_gradient(operator))
 
     # -- tensors -----------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import numpy as np
 from tap_planner.search.places import Places
 from tap_planner.search.space import ModelSpace, ParameterState, storage_of_operand
 
-ParameterProfile = tuple[int, int, bool, tuple[int, ...]]
-"""What a stored parameter's cost depends on: local elements, bytes of an element, trainable, data axes."""
+ParameterProfile = tuple[int, str, bool, tuple[int, ...]]
+"""What a stored parameter's cost depends on: local elements, element type, trainable, data axes."""
 StoredProfiles = tuple[tuple[ParameterProfile, ...], np.ndarray]
 """Profiles of a parameter, and [num_strategies] which of them each strategy of its reader has."""
 
@@ -115,7 +115,7 @@ class ParameterStorage:
         """What the cost of a stored parameter depends on."""
         record = self._graph.parameters[self._number[parameter]]
         elements = self._space.local_elements(record.type.shape, state.placement)
-        return elements, self._space.compute.element_bytes(record.type.dtype), record.trainable, state.data_axes
+        return elements, record.type.dtype, record.trainable, state.data_axes
 
     def stored_profiles(self, index: int) -> tuple[StoredProfiles, ...]:
         """For each parameter that only this operator reads: its profiles, and which of them each strategy has."""

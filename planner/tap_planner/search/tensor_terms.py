@@ -53,6 +53,15 @@ class TensorTerms:
             assert tensor.read is not None
             if tensor.read.parameter in self._parameters.shared:
                 yield self._parameter_term(tensor.read.parameter, name, readers), shared
+        for index in self._space.skeleton:
+            yield from ((self._activation_term(name, ()), False) for name in self._kept_unread(index))
+
+    def _kept_unread(self, index: int) -> Iterator[str]:
+        """Outputs that an operator keeps for its backward although no operator reads them (all states of an LSTM)."""
+        operator = self._graph.operators[index]
+        for output in self._space.kept(operator)[1]:
+            if output < len(operator.outputs) and operator.outputs[output] not in self._space.consumers:
+                yield operator.outputs[output]
 
     def _is_shared(self, name: str, readers: Readers) -> bool:
         """Whether a tensor from outside is read by a later occurrence of some run."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tap_planner.graph import Graph
-from tap_planner.operators import FactorKind, FactorRule, rule_of
+from tap_planner.operators import FactorKind, FactorRule, lookup, rule_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,8 @@ def _batch_map(graph: Graph, rules: list[FactorRule], carrying: list[frozenset[i
         factors[operator.id] = found
         choices[operator.id] = frozenset(rule.factors[index].name for index in found)
         kinds = {rule.factors[index].kind for index in found}
-        if FactorKind.FIXED in kinds or (FactorKind.SUM in kinds and operator.type != "Loss"):
+        summed = FactorKind.SUM in kinds and operator.type != "Loss"
+        if FactorKind.FIXED in kinds or summed or lookup(operator.type).random:
             obstacles.append(operator.id)
     return BatchMap(factors=factors, choices=choices, obstacles=tuple(obstacles))
 

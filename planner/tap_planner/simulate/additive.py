@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tap_planner.cluster import Cluster, Mesh, MeshAxis
 from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns, optimizer_ns, parameter_memory
 from tap_planner.graph import TensorKind
-from tap_planner.operators import kept_for_backward, lookup
+from tap_planner.operators import kept_for_backward, record_of
 from tap_planner.plan import OperatorDecision, ParameterDecision
 from tap_planner.program import (
     Compute,
@@ -178,6 +178,7 @@ class _Pricing:
     def _parameter_memory(self, parameter: ParameterDecision) -> tuple[int, int, int]:
         return parameter_memory(
             self._local_elements(parameter),
+            dtype=parameter.dtype,
             shards=self._shards(parameter),
             zero_level=parameter.zero_level,
             precision=self.decisions.precision,
@@ -197,7 +198,7 @@ class _Pricing:
         for operator, decision in zip(self.program.graph.operators, self.decisions.operators, strict=True):
             number = region_of[decision.id]
             recomputed = self.decisions.regions[number].recompute == "full"
-            inputs, outputs = kept_for_backward(lookup(operator.type), _requires_gradient(decision))
+            inputs, outputs = kept_for_backward(record_of(operator.signature), _requires_gradient(decision))
             if not recomputed or number in working:
                 for position in inputs:
                     operand = decision.inputs[position]

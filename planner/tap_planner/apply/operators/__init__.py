@@ -4,20 +4,54 @@ from tap_planner.apply.operators import (  # noqa: F401  (the modules register t
     attention,
     contraction,
     contrib,
+    contrib_attention,
+    contrib_contraction,
+    contrib_decoding,
+    control,
     convolution,
+    criteria,
     detection,
     elementwise,
     indexing,
     layout,
     normalization,
     quantised,
+    quantised_linear,
+    quantised_packed,
     recurrent,
     reduction,
+    resizing,
     sampling,
+    selection,
+    signals,
     sources,
+    spatial,
+    state_space,
 )
 from tap_planner.apply.operators.context import FUNCTIONS, Operands, OperatorContext, torch_dtype
+from tap_planner.apply.operators.custom import (
+    NO_CUSTOM,
+    CustomFunctions,
+    check_executable,
+    custom_operator,
+    failed,
+    load_custom_operators,
+)
 from tap_planner.apply.operators.loss import LossRecord, run_loss
 from tap_planner.apply.operators.running import run_operator
 
-__all__ = ["FUNCTIONS", "LossRecord", "Operands", "OperatorContext", "run_loss", "run_operator", "torch_dtype"]
+__all__ = [
+    "FUNCTIONS",
+    "NO_CUSTOM",
+    "CustomFunctions",
+    "LossRecord",
+    "Operands",
+    "OperatorContext",
+    "check_executable",
+    "custom_operator",
+    "failed",
+    "load_custom_operators",
+    "run_loss",
+    "run_operator",
+    "torch_dtype",
+]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tap_planner.errors import ApplyError
+from tap_planner.graph import Body
 from tap_planner.operators import OperatorSignature
 from tap_planner.sharding import Placements, local_indices, local_shape
 
@@ -29,6 +31,12 @@ class OperatorContext:
     coordinates: tuple[int, ...]
     dtype: torch.dtype
     """What float tensors are computed in, whatever the file says."""
+    id: str = ""
+    """The operator's id in the graph: what an operator without a seed draws random numbers by."""
+    step: int = 0
+    """Number of the step: random numbers of one step differ from those of the next."""
+    body: Body | None = None
+    """What control flow carries."""
 
     @property
     def local_outputs(self) -> tuple[tuple[int, ...], ...]:
@@ -50,6 +58,11 @@ class OperatorContext:
         placements = self.inputs[index]
         assert placements is not None
         return local_indices(self.input_shape(index), placements, self.mesh_shape, self.coordinates)[dim]
+
+    def output_indices(self, index: int) -> tuple[np.ndarray, ...]:
+        """Global indices, per dim, of this rank's part of an output."""
+        shape = self.signature.outputs[index].shape
+        return local_indices(shape, self.outputs[index], self.mesh_shape, self.coordinates)
 
     def is_split(self, index: int, dim: int) -> bool:
         """Whether a dim of an operand is sharded over some axis."""
@@ -93,6 +106,20 @@ class OperatorContext:
         rank = len(self.input_shape(0)) if rank is None else rank
         return self.int("axis", default) % max(rank, 1)
 
+    def check_count(self, found: int) -> None:
+        """Check how many elements were selected.
+
+        Raises:
+            ApplyError: the plan was made for another number.
+        """
+        planned = self.int("count")
+        if found != planned:
+            name = f" {self.id!r}" if self.id else ""
+            raise ApplyError(
+                f"operator {self.signature.type}{name} selects {found} elements of these inputs, planned are {planned}",
+                hint=f"plan with --dim for {found}, or feed inputs for which it selects {planned}",
+            )
+
     def unsupported(self, what: str) -> ApplyError:
         """An error that names the operator."""
         return ApplyError(
@@ -102,15 +129,16 @@ class OperatorContext:
 
 
 TorchFunction = Callable[[OperatorContext, Operands], Tensor | tuple[Tensor, ...]]
+_Function = TypeVar("_Function", bound=TorchFunction)
 
 FUNCTIONS: dict[str, TorchFunction] = {}
 """Torch function of each operator type."""
 
 
-def operator(*types: str) -> Callable[[TorchFunction], TorchFunction]:
+def operator(*types: str) -> Callable[[_Function], _Function]:
     """Registers a function under operator types."""
 
-    def register(function: TorchFunction) -> TorchFunction:
+    def register(function: _Function) -> _Function:
         for name in types:
             assert name not in FUNCTIONS, name
             FUNCTIONS[name] = function
@@ -133,16 +161,20 @@ def optional(operands: Operands, index: int) -> Tensor | None:
 
 _TORCH_DTYPES = {
     "bool": torch.bool,
+    "int2": torch.int8,
+    "int4": torch.int8,
     "int8": torch.int8,
     "int16": torch.int16,
     "int32": torch.int32,
     "int64": torch.int64,
+    "uint2": torch.uint8,
+    "uint4": torch.uint8,
     "uint8": torch.uint8,
     "uint16": torch.int32,
     "uint32": torch.int64,
     "uint64": torch.int64,
 }
-"""Unsigned types that torch hardly computes with are held in wider signed ones."""
+"""Unsigned types that torch hardly computes with are held in wider signed ones, elements under a byte in a byte."""
 
 
 def torch_dtype(name: str, compute: torch.dtype) -> torch.dtype:

@@ -110,10 +110,15 @@ def max_pool(context: OperatorContext, operands: Operands) -> Tensor | tuple[Ten
     value, windows = present(operands, 0), _Windows(context)
     if value.numel() == 0:
         return value.new_zeros(context.local_outputs[0])
-    padded = _padded(value, windows.needed, -math.inf)
-    if len(context.outputs) == 1:
+    padded = _padded(value, windows.needed, -math.inf if value.is_floating_point() else torch.iinfo(value.dtype).min)
+    if len(context.outputs) == 1 and value.is_floating_point():
         return _MAX_POOL[windows.rank](padded, windows.kernel, windows.strides, 0, windows.dilations)
+    if len(context.outputs) == 1:
+        return windows.unfold(padded).flatten(-windows.rank).amax(-1)
     positions = torch.arange(value.numel(), device=value.device).reshape(value.shape)
+    if context.int("storage_order", 0):
+        planes = positions.reshape(*value.shape[:2], *reversed(value.shape[2:]))
+        positions = planes.permute(0, 1, *reversed(range(2, value.dim())))
     places = windows.unfold(_padded(positions, windows.needed, -1)).flatten(-windows.rank)
     result, index = windows.unfold(padded).flatten(-windows.rank).max(-1)
     return result, places.gather(-1, index.unsqueeze(-1)).squeeze(-1)

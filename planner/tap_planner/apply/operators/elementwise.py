@@ -19,6 +19,7 @@ from tap_planner.apply.operators.context import (
     present,
     torch_dtype,
 )
+from tap_planner.apply.operators.small_floats import SMALL_FLOATS, power_of_two, rounded
 
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs,
@@ -28,7 +29,6 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Asinh": torch.asinh,
     "Atan": torch.atan,
     "Atanh": torch.atanh,
-    "BitwiseNot": torch.bitwise_not,
     "Ceil": torch.ceil,
     "Cos": torch.cos,
     "Cosh": torch.cosh,
@@ -114,12 +114,32 @@ def power(context: OperatorContext, operands: Operands) -> Tensor:
     return torch.pow(base, exponent).to(base.dtype)
 
 
+_NARROW = {"uint2": 2, "int2": 2, "uint4": 4, "int4": 4, "uint16": 16, "uint32": 32}
+"""Bits of the integer types that torch holds in wider ones."""
+
+
+def _wrapped(context: OperatorContext, value: Tensor) -> Tensor:
+    """Integers that are held in wider ones lose the bits that their type does not have."""
+    dtype = context.signature.outputs[0].dtype
+    bits = _NARROW.get(dtype)
+    if bits is None or value.dtype == torch.bool:
+        return value
+    low = value & ((1 << bits) - 1)
+    return low if dtype.startswith("u") else torch.where(low >= 1 << (bits - 1), low - (1 << bits), low)
+
+
+@operator("BitwiseNot")
+def bitwise_not(context: OperatorContext, operands: Operands) -> Tensor:
+    """Every bit turned over."""
+    return _wrapped(context, torch.bitwise_not(present(operands, 0)))
+
+
 @operator("BitShift")
 def bit_shift(context: OperatorContext, operands: Operands) -> Tensor:
     """Shift by a count."""
     left = context.text("direction") == "LEFT"
     function = torch.bitwise_left_shift if left else torch.bitwise_right_shift
-    return function(present(operands, 0), present(operands, 1))
+    return _wrapped(context, function(present(operands, 0), present(operands, 1)))
 
 
 @operator("Sum")
@@ -158,9 +178,40 @@ def where(context: OperatorContext, operands: Operands) -> Tensor:
 
 @operator("Cast")
 def cast(context: OperatorContext, operands: Operands) -> Tensor:
-    """Change of type; every float type is the one computed in."""
-    value = present(operands, 0)
-    return value.to(torch_dtype(context.signature.outputs[0].dtype, context.dtype), copy=True)
+    """Change of type. The usual floats are the one computed in; smaller ones round to the numbers that they have."""
+    value, target = present(operands, 0), context.signature.outputs[0].dtype
+    held = torch_dtype(target, context.dtype)
+    if target == "float8e8m0":
+        mode = context.text("round_mode", "up")
+        return power_of_two(value.to(held), mode, saturate=context.flag("saturate", True))
+    if target in SMALL_FLOATS:
+        return rounded(value.to(held), target, saturate=context.flag("saturate", True))
+    if target in _NARROW and value.is_floating_point():
+        value = value.to(torch.int64)
+    return _wrapped(context, value).to(held, copy=True)
+
+
+_NATIVE = {
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "uint64": torch.uint64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+"""Types as files store them, where others hold their values here."""
+
+
+@operator("BitCast")
+def bit_cast(context: OperatorContext, operands: Operands) -> Tensor:
+    """The same bits read as another type."""
+    value, source = present(operands, 0), context.signature.inputs[0]
+    target = context.signature.outputs[0].dtype
+    assert source is not None
+    stored = value.to(_NATIVE.get(source.dtype, value.dtype))
+    held = torch_dtype(target, context.dtype)
+    return stored.view(_NATIVE.get(target, held)).to(held)
 
 
 @operator("Clip")
@@ -177,13 +228,6 @@ def clip(context: OperatorContext, operands: Operands) -> Tensor:
     if limits == [None, None]:
         return value.clone()
     return torch.clamp(value, limits[0], limits[1])
-
-
-@operator("Dropout")
-def dropout(context: OperatorContext, operands: Operands) -> tuple[Tensor, ...]:
-    """The identity: graphs are trained as written, without training mode."""
-    value = present(operands, 0)
-    return (value.clone(), torch.ones_like(value, dtype=torch.bool))[: len(context.outputs)]
 
 
 @operator("Gelu")

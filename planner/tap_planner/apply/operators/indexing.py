@@ -79,14 +79,20 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 @operator("ScatterND")
 def scatter_nd(context: OperatorContext, operands: Operands) -> Tensor:
-    """Slices written or added at index tuples."""
+    """Slices written, added, ... at index tuples."""
     value, indices, updates = (present(operands, index) for index in range(3))
     sizes = context.input_shape(0)
     picks = tuple(_normalised(indices[..., index], sizes[index]) for index in range(indices.shape[-1]))
     reduction = context.text("reduction", "none")
-    if reduction not in ("none", "add"):
-        raise context.unsupported(f"reduction {reduction!r}")
-    return value.index_put(picks, updates, accumulate=reduction == "add")
+    if reduction in ("none", "add"):
+        return value.index_put(picks, updates, accumulate=reduction == "add")
+    rows = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=value.device)
+    for pick, size in zip(picks, sizes, strict=False):
+        rows = rows * size + pick
+    rest = int(np.prod(value.shape[len(picks) :], dtype=np.int64))
+    flat, new = value.reshape(-1, rest), updates.reshape(-1, rest)
+    index = rows.reshape(-1, 1).expand(new.shape)
+    return flat.scatter_reduce(0, index, new, _REDUCTIONS[reduction]).reshape(value.shape)
 
 
 @operator("OneHot")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -137,91 +135,6 @@ def space_to_depth(context: OperatorContext, operands: Operands) -> Tensor:
     """Blocks of space into channels."""
     value, block = present(operands, 0), context.int("blocksize")
     n, c, h, w = value.shape
-    value = value.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
+    value = value.reshape(n, c, h // block, block, w // block, block)
+    value = value.permute(0, 3, 5, 1, 2, 4) if context.text("mode", "DCR") == "DCR" else value.permute(0, 1, 3, 5, 2, 4)
     return value.reshape(n, c * block**2, h // block, w // block)
-
-
-@operator("Resize", "Upsample")
-def resize(context: OperatorContext, operands: Operands) -> Tensor:
-    """Interpolation by per-dim matrices: nearest, linear or cubic, one dim after another."""
-    value = present(operands, 0)
-    before, after = context.input_shape(0), context.signature.outputs[0].shape
-    for dim, (old, new) in enumerate(zip(before, after, strict=True)):
-        if old == new:
-            continue
-        if context.is_split(0, dim):
-            raise context.unsupported(f"dim {dim} is resized and split")
-        weights = torch.tensor(_resize_weights(context, dim, old, new), dtype=value.dtype, device=value.device)
-        value = (value.movedim(dim, -1) @ weights.T).movedim(-1, dim)
-    return value.clone() if value is operands[0] else value
-
-
-def _scale(context: OperatorContext, dim: int, old: int, new: int) -> float:
-    scales = context.signature.attribute("scales")
-    rank = len(context.input_shape(0))
-    axes = [axis % rank for axis in context.ints("axes", tuple(range(rank)))]
-    if isinstance(scales, tuple) and scales and dim in axes:
-        return float(scales[axes.index(dim)])
-    return new / old
-
-
-def _resize_weights(context: OperatorContext, dim: int, old: int, new: int) -> list[list[float]]:
-    """Rows: what each new position takes from the old ones."""
-    mode = context.text("mode", "nearest")
-    scale = _scale(context, dim, old, new)
-    transformation = context.text("coordinate_transformation_mode", "half_pixel")
-    if context.signature.type == "Upsample":
-        transformation = "asymmetric"
-    rows: list[list[float]] = []
-    for position in range(new):
-        source = _source_position(transformation, position, scale, old, new)
-        if source is None:
-            raise context.unsupported(f"coordinate transformation {transformation!r}")
-        row = [0.0] * old
-        for index, weight in _taps(context, mode, source):
-            row[min(max(index, 0), old - 1)] += weight
-        rows.append(row)
-    return rows
-
-
-def _source_position(transformation: str, position: int, scale: float, old: int, new: int) -> float | None:
-    if transformation == "asymmetric":
-        return position / scale
-    if transformation == "align_corners":
-        return position * (old - 1) / (new - 1) if new > 1 else 0.0
-    if transformation == "half_pixel" or (transformation == "pytorch_half_pixel" and new > 1):
-        return (position + 0.5) / scale - 0.5
-    if transformation == "pytorch_half_pixel":
-        return 0.0
-    return None
-
-
-def _taps(context: OperatorContext, mode: str, source: float) -> Sequence[tuple[int, float]]:
-    low = math.floor(source)
-    part = source - low
-    if mode == "nearest":
-        return ((_nearest(context, source), 1.0),)
-    if mode in ("linear", "bilinear"):
-        return ((low, 1.0 - part), (low + 1, part))
-    if mode == "cubic":
-        a = context.float("cubic_coeff_a", -0.75)
-        return tuple((low + offset, _cubic(abs(part - offset), a)) for offset in (-1, 0, 1, 2))
-    raise context.unsupported(f"mode {mode!r}")
-
-
-def _nearest(context: OperatorContext, source: float) -> int:
-    rounding = context.text("nearest_mode", "round_prefer_floor")
-    if context.signature.type == "Upsample" or rounding == "floor":
-        return math.floor(source)
-    if rounding == "ceil":
-        return math.ceil(source)
-    return math.ceil(source - 0.5) if rounding == "round_prefer_floor" else math.floor(source + 0.5)
-
-
-def _cubic(distance: float, a: float) -> float:
-    """Kernel of cubic convolution (Keys 1981, with free parameter a)."""
-    if distance <= 1:
-        return ((a + 2) * distance - (a + 3)) * distance**2 + 1
-    if distance < 2:
-        return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return 0.0

@@ -70,16 +70,29 @@ def reduce_log_sum_exp(context: OperatorContext, operands: Operands) -> Tensor:
     return _reduce(context, operands, lambda x, axes, keep: torch.logsumexp(x, axes, keepdim=keep))
 
 
+def _filled(value: Tensor, axes: tuple[int, ...], highest: bool) -> Tensor:
+    """The value, or, of no elements, one at the end of the type's range: the extreme of nothing."""
+    if value.numel():
+        return value
+    shape = [1 if dim in axes else size for dim, size in enumerate(value.shape)]
+    if value.is_floating_point():
+        return value.new_full(shape, math.inf if highest else -math.inf)
+    if value.dtype == torch.bool:
+        return value.new_full(shape, highest)
+    limits = torch.iinfo(value.dtype)
+    return value.new_full(shape, limits.max if highest else limits.min)
+
+
 @operator("ReduceMax")
 def reduce_max(context: OperatorContext, operands: Operands) -> Tensor:
     """Largest; the gradient is split between ties."""
-    return _reduce(context, operands, lambda x, axes, keep: torch.amax(x, axes, keepdim=keep))
+    return _reduce(context, operands, lambda x, axes, keep: torch.amax(_filled(x, axes, False), axes, keepdim=keep))
 
 
 @operator("ReduceMin")
 def reduce_min(context: OperatorContext, operands: Operands) -> Tensor:
     """Smallest; the gradient is split between ties."""
-    return _reduce(context, operands, lambda x, axes, keep: torch.amin(x, axes, keepdim=keep))
+    return _reduce(context, operands, lambda x, axes, keep: torch.amin(_filled(x, axes, True), axes, keepdim=keep))
 
 
 @operator("ReduceProd")
@@ -130,16 +143,19 @@ def log_softmax(context: OperatorContext, operands: Operands) -> Tensor:
 
 @operator("Hardmax")
 def hardmax(context: OperatorContext, operands: Operands) -> Tensor:
-    """One at the first largest position, zero elsewhere."""
-    value, (dim,) = present(operands, 0), _softmax_axes(context)
-    return torch.zeros_like(value).scatter(dim, value.argmax(dim, keepdim=True), 1)
+    """One at the first largest position, zero elsewhere; several dims (the last ones) count as one."""
+    value, axes = present(operands, 0), _softmax_axes(context)
+    flat = value.flatten(axes[0]) if len(axes) > 1 else value
+    ones = torch.zeros_like(flat).scatter(axes[0], flat.argmax(axes[0], keepdim=True), 1)
+    return ones.reshape(value.shape)
 
 
 @operator("LpNormalization")
 def lp_normalization(context: OperatorContext, operands: Operands) -> Tensor:
-    """Division by the norm along a dim."""
+    """Division by the norm along a dim; where that is zero, so is the result."""
     value, dim = present(operands, 0), context.axis(-1)
-    return value / torch.linalg.vector_norm(value, ord=context.int("p", 2), dim=dim, keepdim=True)
+    norm = torch.linalg.vector_norm(value, ord=context.int("p", 2), dim=dim, keepdim=True)
+    return value / torch.where(norm == 0, 1.0, norm)
 
 
 @operator("CumSum")

@@ -1,0 +1,188 @@
+"""Checked entries of a cluster.yaml -> devices and levels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tap_planner.cluster.catalogue import CatalogueEntry, catalogue_entry
+from tap_planner.cluster.document import Entry
+from tap_planner.cluster.types import (
+    DEFAULT_LAUNCH_NS,
+    DEFAULT_MATRIX_EFFICIENCY_PERMILLE,
+    DEFAULT_MEMORY_EFFICIENCY_PERMILLE,
+    LEVEL_KINDS,
+    MAX_DEVICES,
+    PEAK_DTYPES,
+    Device,
+    Level,
+)
+from tap_planner.cluster.units import BANDWIDTH, MEMORY, PEAK, TIME
+from tap_planner.errors import ClusterError
+
+INTER_KEYS = ("bandwidth", "latency", "nics_per_node", "kind", "oversubscription")
+"""Keys of ``inter_node``."""
+MAX_PER_NODE = 1024
+_KINDS = (*LEVEL_KINDS, "nvswitch")
+_DEFAULT_INTRA_LATENCY_NS = 3_000
+_DEFAULT_INTER_LATENCY_NS = 8_000
+_NO_NETWORK_BYTES_PER_S = 1
+"""Stands for the network of a single node without a known NIC; nothing is ever sent over it."""
+
+
+def required(document: Entry, keys: Mapping[str, Entry], key: str) -> Entry:
+    """The entry under a key that must be there."""
+    if key not in keys:
+        document.fail(f"the key {key!r} is missing", "device, nodes and devices_per_node are required.")
+    return keys[key]
+
+
+def usual_library(device: Device, known: CatalogueEntry | None) -> str:
+    """The communication library that is usual for a device."""
+    if known is not None:
+        return known.library
+    return "gloo" if device.name.lower().startswith("cpu") else "nccl"
+
+
+def read_device(entry: Entry) -> tuple[Device, CatalogueEntry | None]:
+    """A catalogue name, or a mapping that describes the device."""
+    if entry.is_text:
+        try:
+            found = catalogue_entry(entry.text())
+        except ClusterError as error:
+            raise ClusterError(f"{entry.place}: {entry.path}: {error.message}", hint=error.hint) from error
+        return found.device, found
+    keys = entry.mapping(
+        (
+            "name",
+            "memory",
+            "memory_bandwidth",
+            "peak_flops",
+            "launch",
+            "matrix_efficiency",
+            "memory_efficiency",
+            "source",
+        )
+    )
+    device = Device(
+        name=required(entry, keys, "name").text(),
+        memory_bytes=required(entry, keys, "memory").quantity(MEMORY),
+        memory_bandwidth_bytes_per_s=required(entry, keys, "memory_bandwidth").quantity(BANDWIDTH),
+        peak_flops=_peaks(required(entry, keys, "peak_flops")),
+        launch_ns=keys["launch"].quantity(TIME) if "launch" in keys else DEFAULT_LAUNCH_NS,
+        matrix_efficiency_permille=_efficiency(keys, "matrix_efficiency", DEFAULT_MATRIX_EFFICIENCY_PERMILLE),
+        memory_efficiency_permille=_efficiency(keys, "memory_efficiency", DEFAULT_MEMORY_EFFICIENCY_PERMILLE),
+        source=keys["source"].text() if "source" in keys else "",
+    )
+    return device, None
+
+
+def _peaks(entry: Entry) -> dict[str, int]:
+    keys = entry.mapping(PEAK_DTYPES)
+    if not keys:
+        entry.fail("no peak is given, expected at least one, as float32: 19.5 TFLOP/s")
+    return {dtype: keys[dtype].quantity(PEAK) for dtype in PEAK_DTYPES if dtype in keys}
+
+
+def _efficiency(keys: Mapping[str, Entry], key: str, default: int) -> int:
+    return keys[key].permille(1, 1000) if key in keys else default
+
+
+def intra_level(entry: Entry | None, size: int, known: CatalogueEntry | None, file: str) -> Level:
+    """Level 0, from the key ``intra_node`` and the catalogue."""
+    keys = entry.mapping(("kind", "bandwidth", "latency")) if entry is not None else {}
+    if known is None and "bandwidth" not in keys:
+        raise ClusterError(
+            f"{entry.place if entry else file}: intra_node.bandwidth: missing, and the device is not in the catalogue",
+            hint="Add intra_node: {kind: switch, bandwidth: 300 GB/s, latency: 3 us}.",
+        )
+    return Level(
+        name="node",
+        size=size,
+        kind=_kind(keys["kind"]) if "kind" in keys else known.intra_kind if known else "switch",
+        bandwidth_bytes_per_s=(
+            keys["bandwidth"].quantity(BANDWIDTH)
+            if "bandwidth" in keys or known is None
+            else known.intra_bandwidth_bytes_per_s
+        ),
+        latency_ns=keys["latency"].quantity(TIME)
+        if "latency" in keys
+        else known.intra_latency_ns
+        if known
+        else _DEFAULT_INTRA_LATENCY_NS,
+    )
+
+
+def inter_level(entry: Entry | None, size: int, per_node: int, known: CatalogueEntry | None, file: str) -> Level:
+    """The network between nodes, from the key ``inter_node`` and the catalogue."""
+    keys = entry.mapping(INTER_KEYS) if entry else {}
+    default = known.nic_bandwidth_bytes_per_s if known else None
+    bandwidth = keys["bandwidth"].quantity(BANDWIDTH) if "bandwidth" in keys else default
+    if bandwidth is None:
+        if size > 1:
+            raise ClusterError(
+                f"{entry.place if entry else file}: inter_node.bandwidth: missing, and the catalogue has no usual NIC",
+                hint="Add inter_node: {bandwidth: 400 Gbit/s, nics_per_node: 8, latency: 8 us}.",
+            )
+        bandwidth = _NO_NETWORK_BYTES_PER_S
+    return Level(
+        name="network",
+        size=size,
+        kind=_kind(keys["kind"]) if "kind" in keys else "switch",
+        bandwidth_bytes_per_s=bandwidth,
+        latency_ns=(
+            keys["latency"].quantity(TIME)
+            if "latency" in keys
+            else (known.nic_latency_ns if known else _DEFAULT_INTER_LATENCY_NS)
+        ),
+        nics=nics_per_node(keys, per_node, known),
+        oversubscription_permille=(
+            keys["oversubscription"].permille(1000, 1_000_000) if "oversubscription" in keys else 1000
+        ),
+    )
+
+
+def nics_per_node(keys: Mapping[str, Entry], per_node: int, known: CatalogueEntry | None) -> int:
+    """NICs of a node: as ``inter_node`` says, else as the device usually has them."""
+    if "nics_per_node" in keys:
+        return keys["nics_per_node"].count(MAX_PER_NODE)
+    return known.nics_per_node(per_node) if known else per_node
+
+
+def _kind(entry: Entry) -> str:
+    kind = entry.text(_KINDS)
+    return "switch" if kind == "nvswitch" else kind
+
+
+def read_levels(document: Entry, keys: Mapping[str, Entry]) -> tuple[Level, ...]:
+    """The levels as listed; ``nodes`` and ``devices_per_node`` may be left out, but must agree."""
+    for other in ("intra_node", "inter_node"):
+        if other in keys:
+            keys[other].fail("given together with 'levels', expected one or the other")
+    levels = tuple(_level(entry, index) for index, entry in enumerate(keys["levels"].sequence()))
+    names = [level.name for level in levels]
+    if len(set(names)) != len(names):
+        keys["levels"].fail(f"the level names {', '.join(names)} are not unique")
+    nodes = 1
+    for level in levels[1:]:
+        nodes *= level.size
+    for key, size in (("nodes", nodes), ("devices_per_node", levels[0].size)):
+        if key in keys and keys[key].count(MAX_DEVICES) != size:
+            keys[key].fail(f"{keys[key].text()} found, but the levels have {size}")
+    return levels
+
+
+def _level(entry: Entry, index: int) -> Level:
+    keys = entry.mapping(("name", "size", "kind", "bandwidth", "latency", "nics", "oversubscription"))
+    if index == 0 and "nics" in keys:
+        keys["nics"].fail("level 0 joins devices, which have one link each; expected no such key")
+    return Level(
+        name=keys["name"].text() if "name" in keys else ("node" if index == 0 else f"level{index}"),
+        size=required(entry, keys, "size").count(MAX_DEVICES),
+        kind=_kind(keys["kind"]) if "kind" in keys else "switch",
+        bandwidth_bytes_per_s=required(entry, keys, "bandwidth").quantity(BANDWIDTH),
+        latency_ns=required(entry, keys, "latency").quantity(TIME),
+        nics=keys["nics"].count(MAX_PER_NODE) if "nics" in keys else 1,
+        oversubscription_permille=(
+            keys["oversubscription"].permille(1000, 1_000_000) if "oversubscription" in keys else 1000
+        ),
+    )

@@ -1,0 +1,84 @@
+"""Native code of the onnx package, kept at a distance: it trusts the file that it reads.
+
+onnx's shape inference, inliner and version converter are C++ that a damaged file can crash (an empty ``rho`` of an
+SVMRegressor does). They run in a forked child with a limit on time; a child that dies is a model that is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+MAX_SECONDS = 20
+"""Processor seconds of one call: a model of 100,000 nodes takes less."""
+
+
+class NativeError(Exception):
+    """The native code refused the model, took too long, or crashed."""
+
+
+def isolated(function: Callable[[], bytes]) -> bytes:
+    """The result of ``function``, run in a forked child where the platform has fork.
+
+    Args:
+        function: runs native code and gives bytes (a serialised model, say).
+
+    Raises:
+        NativeError: with the first line of what it raised, or how it died.
+    """
+    if not hasattr(os, "fork"):
+        return _direct(function)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _run_child(function, reading, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        answer = stream.read()
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        code = os.waitstatus_to_exitcode(status)
+        reason = signal.strsignal(-code) if code < 0 else f"exit code {code}"
+        raise NativeError(f"onnx's own code failed on it: {reason}")
+    if answer[:1] != b"+":
+        raise NativeError(answer[1:].decode("utf-8", "replace"))
+    return answer[1:]
+
+
+def _direct(function: Callable[[], bytes]) -> bytes:
+    try:
+        return function()
+    except Exception as error:
+        raise NativeError(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _run_child(function: Callable[[], bytes], reading: int, writing: int) -> None:
+    """Answer through the pipe and end, without the parent's exit handlers."""
+    code = 1
+    try:
+        os.close(reading)
+        with contextlib.suppress(Exception):
+            _limit()
+        try:
+            answer = b"+" + function()
+        except Exception as error:
+            answer = b"-" + _first_line(error).encode("utf-8", "replace")
+        with os.fdopen(writing, "wb") as stream:
+            stream.write(answer)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _limit() -> None:
+    import resource
+
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))

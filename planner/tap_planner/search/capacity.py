@@ -1,0 +1,116 @@
+"""What is plain before any table is built: sizes that no plan can hold, or that 64-bit tables cannot count.
+
+A file of a few hundred bytes may describe 2^66 elements. Everything here is exact: Python integers, no tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tap_planner.cluster import Cluster
+from tap_planner.cost import ComputeModel
+from tap_planner.graph import Graph, TensorKind
+from tap_planner.operators import ComputeKind, OperatorSignature, TensorType, record_of, rule_of
+
+LARGEST_WHOLE = 1 << 54
+"""Most bytes, and most nanoseconds, of the whole graph on one device: twelfths of sums of them stay in 64 bits."""
+LARGEST_SHARE = 1 << 50
+"""Most bytes and nanoseconds of the best plan that can be thought of: stays below what tables call infinite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Memory that no plan can do without, on one of the devices."""
+
+    num_bytes: int
+    what: str
+    """What needs it, as the subject of a sentence in the singular."""
+
+
+def parameter_demand(graph: Graph, cluster: Cluster, precision: str) -> Demand:
+    """A lower bound of what some device stores: all devices together hold every parameter."""
+    compute = ComputeModel(cluster.device, precision)
+    stored = sum(compute.tensor_bytes(p.type.dtype, p.type.num_elements) for p in graph.parameters)
+    return Demand(num_bytes=-(-stored // cluster.num_devices), what="an equal share of the parameters")
+
+
+def tensor_demand(graph: Graph, cluster: Cluster, precision: str, microbatches: int) -> Demand:
+    """A lower bound of what some device holds at some time, which memory model M does not see in inference.
+
+    However it is split, all of a tensor (of one microbatch) exists on the devices together when it is computed with.
+    Results of views need no memory of their own.
+
+    Args:
+        graph: bound with the whole batch.
+        cluster: the devices.
+        precision: what floats are cast to.
+        microbatches: the most that any plan cuts the batch into.
+    """
+    compute = ComputeModel(cluster.device, precision)
+    least = Demand(num_bytes=0, what="nothing")
+    for name, tensor in _held(graph):
+        whole = compute.tensor_bytes(tensor.dtype, tensor.num_elements)
+        share = -(-whole // (cluster.num_devices * microbatches))
+        if share > least.num_bytes:
+            shape = "x".join(map(str, tensor.shape))
+            least = Demand(num_bytes=share, what=f"an equal share of tensor {name!r} ({tensor.dtype} {shape})")
+    return least
+
+
+def _held(graph: Graph) -> Iterator[tuple[str, TensorType]]:
+    """Tensors that exist as a whole, each once, without parameters: operands, results that are no views, outputs."""
+    seen = {name for name, tensor in graph.tensors.items() if tensor.kind is TensorKind.PARAMETER}
+    for operator in graph.operators:
+        is_view = record_of(operator.signature).kind is ComputeKind.VIEW
+        for name in (*(operator.inputs if not is_view else ()), *(operator.outputs if not is_view else ())):
+            if name is not None and name not in seen:
+                seen.add(name)
+                yield name, graph.tensors[name].type
+    for name in graph.outputs:
+        if name not in seen:
+            yield name, graph.tensors[name].type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """A figure that 64-bit tables cannot count."""
+
+    what: str
+    value: int
+    most: int
+
+
+def uncountable(graph: Graph, cluster: Cluster, precision: str) -> Excess | None:
+    """What of a graph is too large to be counted in tables, if anything is."""
+    compute = ComputeModel(cluster.device, precision)
+    whole_bytes = 8 * sum(compute.tensor_bytes(p.type.dtype, p.type.num_elements) for p in graph.parameters)
+    whole_ns = 0
+    for signature, count in Counter(operator.signature for operator in graph.operators).items():
+        num_bytes = sum(
+            compute.tensor_bytes(operand.dtype, operand.num_elements)
+            for operand in (*signature.inputs, *signature.outputs)
+            if operand is not None
+        )
+        whole_bytes += count * num_bytes
+        whole_ns += count * _operator_ns(signature, num_bytes, cluster, compute)
+    most = min(LARGEST_WHOLE, LARGEST_SHARE * cluster.num_devices)
+    for what, value in (("bytes", whole_bytes), ("ns", whole_ns)):
+        if value > most:
+            return Excess(what=what, value=value, most=most)
+    return None
+
+
+def _operator_ns(signature: OperatorSignature, num_bytes: int, cluster: Cluster, compute: ComputeModel) -> int:
+    """Forward and backward of an operator on one device, in whole numbers: sizes may be beyond any float."""
+    device = cluster.device
+    flops = 0
+    if record_of(signature).kind is ComputeKind.CONTRACTION:
+        flops = 4 * math.prod(factor.size for factor in rule_of(signature).factors)
+    forward = max(
+        flops * 10**12 // (compute.peak_flops_per_s * device.matrix_efficiency_permille),
+        num_bytes * 10**12 // (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille),
+    )
+    return 4 * (forward + device.launch_ns)
