@@ -95,7 +95,7 @@ class Assignment(click.ParamType):
         elif self._values:
             numbers = tuple(_number(part) for part in text.split(","))
             if None not in numbers:
-                return name, numbers if len(numbers) > 1 else numbers[0]
+                return name, numbers[0] if len(numbers) == 1 else numbers
         elif re.fullmatch(r"[1-9][0-9]{0,11}", text):
             return name, int(text)
         self.fail(f"{value!r}: {text!r} is no value for {name!r}, expected for example {example}", param, ctx)

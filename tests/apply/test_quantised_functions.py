@@ -210,9 +210,9 @@ def test_agrees_with_onnxruntime(case: _Case, tmp_path: Path) -> None:
 )
 def test_small_types_round_trip(dtype: str, kind: type, tmp_path: Path) -> None:
     """Quantised to a type of 8 or 4 bits and restored: as ONNX's reference evaluator does it, saturation included."""
-    data = np.concatenate([_draw(40).reshape(-1), np.float32([700.0, -900.0, 0.0, 1e-6])])
+    data = np.concatenate([_draw(40).reshape(-1), np.array([700.0, -900.0, 0.0, 1e-6], np.float32)])
     zero = numpy_helper.from_array(np.zeros((), kind), "z")
-    scale = numpy_helper.from_array(np.float32(0.3), "s")
+    scale = numpy_helper.from_array(np.array(0.3, np.float32), "s")
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),

@@ -13,7 +13,8 @@ from tests.operators.onnx_nodes import Array
 from tests.operators.operator_reference import LOCALISERS, REFERENCES, VALUES, index_type, signature, tensor
 
 _MICROSOFT = "com.microsoft::"
-_PLAIN = {"transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0, "alpha": 1.0}
+_PLAIN: dict[str, Any] = {"transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0, "alpha": 1.0}
+_SCALED: dict[str, Any] = {"alpha": 0.5, "beta": 2.0}
 _WINDOW: dict[str, Any] = {"kernel_shape": (3, 3), "strides": (2, 1), "pads": (1, 0, 1, 2), "dilations": (1, 1)}
 
 
@@ -85,7 +86,7 @@ def _products() -> list[OperatorSignature]:
         _contrib(name, tensor(6), tensor(5, 6), **{**_PLAIN, "transA": 1, "transB": 1}),
         *(
             _contrib(
-                "FusedGemm", tensor(4, 6), tensor(6, 8), tensor(8), activation=activation, alpha=0.5, beta=2.0, **more
+                "FusedGemm", tensor(4, 6), tensor(6, 8), tensor(8), **{**_SCALED, "activation": activation, **more}
             )
             for activation, more in (
                 ("Relu", {}),

@@ -56,9 +56,7 @@ CASES: tuple[OperatorSignature, ...] = (
         offset_group=2,
         **_DEFORM,
     ),
-    signature(
-        "DeformConv", _IMAGE, tensor(6, 2, 3, 2), tensor(2, 12, 5, 3), group=2, offset_group=1, **_DEFORM
-    ),
+    signature("DeformConv", _IMAGE, tensor(6, 2, 3, 2), tensor(2, 12, 5, 3), group=2, offset_group=1, **_DEFORM),
     signature("MaxUnpool", tensor(4, 3, 2, 3), index_type(4, 3, 2, 3), plane=(4, 6), shape=(4, 3, 5, 7)),
     signature(
         "Col2Im",

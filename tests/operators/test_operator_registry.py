@@ -74,7 +74,8 @@ def test_public_names_exist() -> None:
 def test_compute_kinds() -> None:
     """Products use the matrix units, a Reshape costs nothing, the rest moves bytes."""
     contraction = {type for type in known_types() if lookup(type).kind is ComputeKind.CONTRACTION}
-    assert contraction == {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "Attention"}
+    assert contraction >= {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "Attention", "MatMulInteger"}
+    assert not contraction & {"Add", "Softmax", "Gather", "LayerNormalization", "MaxPool", "QuantizeLinear"}
     assert {type for type in known_types() if lookup(type).kind is ComputeKind.VIEW} == {"Reshape", "Identity"}
 
 
@@ -158,14 +159,20 @@ def test_grouped_convolution_splits_groups_only() -> None:
         ),
         (signature("ConvTranspose", tensor(4, 6, 8, 9), tensor(6, 4, 3, 3), group=1), 4 * 6 * 4 * 9 * 72),
         (signature("Attention", tensor(2, 6, 4, 8), tensor(2, 3, 5, 8), tensor(2, 3, 5, 8)), 2 * 2 * 6 * 4 * 5 * 8),
+        (signature("Attention", tensor(2, 6, 4, 8), tensor(2, 6, 5, 8), tensor(2, 6, 5, 3)), 2 * 6 * 4 * 5 * (8 + 3)),
+        (signature("com.microsoft::FusedMatMul", tensor(6, 4), tensor(8, 6), transA=1, transB=1), 4 * 6 * 8),
+        (
+            signature("com.microsoft::Attention", tensor(2, 3, 5), tensor(5, 48), num_heads=4),
+            2 * 3 * 5 * 48 + 2 * (2 * 4 * 3 * 3 * 4),
+        ),
     ],
     ids=lambda value: value.type if isinstance(value, OperatorSignature) else "",
 )
 def test_factors_multiply_to_the_work(sig: OperatorSignature, multiplications: int) -> None:
-    """The product of a contraction's factors is the number of its multiplications (FLOPs = 2 x)."""
-    product = 1
-    for factor in rule_of(sig).factors:
-        product *= factor.size
+    """The product of a contraction's factors, without layout, is the number of its multiplications (FLOPs = 2 x)."""
+    rule, product = rule_of(sig), 1
+    for index, factor in enumerate(rule.factors):
+        product *= 1 if index in rule.layout else factor.size
     assert product == multiplications
 
 

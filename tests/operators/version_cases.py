@@ -33,6 +33,10 @@ def _x(rng: np.random.Generator, *shape: int) -> Array:
     return rng.uniform(-1.0, 1.0, shape).astype(np.float32)
 
 
+def _number(value: float) -> Array:
+    return np.array(value, np.float32)
+
+
 def _ints(*values: int) -> Array:
     return np.array(values, np.int64)
 
@@ -46,13 +50,13 @@ def _unary(**attributes: Any) -> Builder:
 
 
 def _positive(opset: int, rng: np.random.Generator) -> NodeCase:
-    return _case(np.abs(_x(rng, 2, 3, 4)) + np.float32(1.1))
+    return _case(np.abs(_x(rng, 2, 3, 4)) + _number(1.1))
 
 
 def _binary(opset: int, rng: np.random.Generator) -> NodeCase:
     if opset < 8:
-        return _case(_x(rng, 3, 4), np.abs(_x(rng, 3, 4)) + np.float32(0.5))
-    return _case(_x(rng, 2, 3, 4), np.abs(_x(rng, 3, 1)) + np.float32(0.5))
+        return _case(_x(rng, 3, 4), np.abs(_x(rng, 3, 4)) + _number(0.5))
+    return _case(_x(rng, 2, 3, 4), np.abs(_x(rng, 3, 1)) + _number(0.5))
 
 
 def _logical(opset: int, rng: np.random.Generator) -> NodeCase:
@@ -77,7 +81,7 @@ def _reduce(since: int, *, start: float = -1.0) -> Builder:
 
 def _arg(opset: int, rng: np.random.Generator) -> NodeCase:
     data = rng.integers(0, 3, (3, 4, 5)).astype(np.float32)
-    attributes = {"select_last_index": 1} if opset >= 12 else {}
+    attributes: dict[str, Any] = {"select_last_index": 1} if opset >= 12 else {}
     return _case(data, axis=1, keepdims=0, **attributes)
 
 
@@ -92,13 +96,13 @@ def _axes(since: int, shape: tuple[int, ...], *axes: int) -> Builder:
 
 def _clip(opset: int, rng: np.random.Generator) -> NodeCase:
     if opset >= 11:
-        return _case(_x(rng, 3, 4), np.float32(-0.4), np.float32(0.3), constants=(1, 2))
+        return _case(_x(rng, 3, 4), _number(-0.4), _number(0.3), constants=(1, 2))
     return _case(_x(rng, 3, 4), min=-0.4, max=0.3)
 
 
 def _clip_below(opset: int, rng: np.random.Generator) -> NodeCase:
     if opset >= 11:
-        return _case(_x(rng, 3, 4), np.float32(-0.4), constants=())
+        return _case(_x(rng, 3, 4), _number(-0.4), constants=())
     return _case(_x(rng, 3, 4), min=-0.4)
 
 
@@ -107,7 +111,7 @@ def _pad(mode: str) -> Builder:
         pads = (0, 1, 2, 0, 2, 1)
         if opset < 11:
             return _case(_x(rng, 2, 4, 5), mode=mode, pads=list(pads), value=0.5)
-        fill = (np.float32(0.5),) if mode == "constant" else ()
+        fill = (_number(0.5),) if mode == "constant" else ()
         if opset >= 18 and mode == "constant":
             pads = (-1, 1, 2, 1)
             return _case(_x(rng, 2, 4, 5), _ints(*pads), *fill, _ints(-1, 1), constants=(1, 2, 3), mode=mode)
@@ -137,18 +141,19 @@ def _split_evenly(opset: int, rng: np.random.Generator) -> NodeCase:
 
 def _dropout(opset: int, rng: np.random.Generator) -> NodeCase:
     if opset >= 12:
-        return _case(_x(rng, 3, 4), np.float32(0.3), constants=(1,), outputs=2)
+        return _case(_x(rng, 3, 4), _number(0.3), constants=(1,), outputs=2)
     return _case(_x(rng, 3, 4), ratio=0.3)
 
 
 def _softmax(axis: int | None) -> Builder:
-    return lambda opset, rng: _case(_x(rng, 2, 3, 4), **({} if axis is None else {"axis": axis}))
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
+    return lambda opset, rng: _case(_x(rng, 2, 3, 4), **attributes)
 
 
 def _top_k(opset: int, rng: np.random.Generator) -> NodeCase:
     if opset < 10:
         return _case(_x(rng, 3, 6), axis=1, k=2, outputs=2)
-    attributes = {"largest": 0, "sorted": 1} if opset >= 11 else {}
+    attributes: dict[str, Any] = {"largest": 0, "sorted": 1} if opset >= 11 else {}
     return _case(_x(rng, 3, 6), _ints(2), constants=(1,), axis=-1, outputs=2, **attributes)
 
 
@@ -175,12 +180,12 @@ def _resize(mode: str, **attributes: Any) -> Builder:
 
 def _batch_norm(opset: int, rng: np.random.Generator) -> NodeCase:
     vectors = [_x(rng, 3) for _ in range(3)]
-    return _case(_x(rng, 2, 3, 4, 5), *vectors, np.abs(_x(rng, 3)) + np.float32(0.5), epsilon=1e-3)
+    return _case(_x(rng, 2, 3, 4, 5), *vectors, np.abs(_x(rng, 3)) + _number(0.5), epsilon=1e-3)
 
 
 def _batch_norm_training(opset: int, rng: np.random.Generator) -> NodeCase:
     vectors = [_x(rng, 3) for _ in range(3)]
-    operands = (_x(rng, 2, 3, 4, 5), *vectors, np.abs(_x(rng, 3)) + np.float32(0.5))
+    operands = (_x(rng, 2, 3, 4, 5), *vectors, np.abs(_x(rng, 3)) + _number(0.5))
     if opset < 14:
         return _case(*operands, momentum=0.7)
     return _case(*operands, training_mode=1, outputs=3, momentum=0.7)
@@ -211,7 +216,7 @@ def _max_pool(opset: int, rng: np.random.Generator) -> NodeCase:
 
 def _average_pool(opset: int, rng: np.random.Generator) -> NodeCase:
     newer = _since(opset, ceil_mode=(10, 1), dilations=(19, [2, 1]))
-    common = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1}
+    common: dict[str, Any] = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1}
     return _case(_x(rng, 2, 3, 9, 8), **common, **newer)
 
 
@@ -263,7 +268,7 @@ def _one_hot(opset: int, rng: np.random.Generator) -> NodeCase:
 
 
 def _mean_variance(opset: int, rng: np.random.Generator) -> NodeCase:
-    return _case(_x(rng, 2, 3, 4, 5), **({"axes": [0, 2]} if opset >= 9 else {}))
+    return _case(_x(rng, 2, 3, 4, 5), **_since(opset, axes=(9, [0, 2])))
 
 
 def _group_norm(opset: int, rng: np.random.Generator) -> NodeCase:
@@ -302,7 +307,7 @@ def _loss(reduction: str) -> Builder:
 def _mod(fmod: int) -> Builder:
     def build(opset: int, rng: np.random.Generator) -> NodeCase:
         if fmod:
-            return _case(4 * _x(rng, 3, 4), np.abs(_x(rng, 4)) + np.float32(0.3), fmod=1)
+            return _case(4 * _x(rng, 3, 4), np.abs(_x(rng, 4)) + _number(0.3), fmod=1)
         return _case(rng.integers(-9, 9, (3, 4)), rng.integers(1, 5, (4,)))
 
     return build
@@ -345,7 +350,7 @@ CASES: tuple[tuple[str, Builder], ...] = (
     *((name, _positive) for name in ("Acosh", "Log", "Reciprocal", "Sqrt")),
     *((name, _binary) for name in ("Add", "Div", "Mul", "Sub", "Max", "Min", "Mean", "Sum", "Greater", "Less")),
     *((name, _binary) for name in ("GreaterOrEqual", "LessOrEqual")),
-    ("Pow", lambda opset, rng: _case(np.abs(_x(rng, 2, 3)) + np.float32(0.1), _x(rng, 3))),
+    ("Pow", lambda opset, rng: _case(np.abs(_x(rng, 2, 3)) + _number(0.1), _x(rng, 3))),
     ("Equal", lambda opset, rng: _case(rng.integers(0, 3, (3, 4)), rng.integers(0, 3, (3, 4)))),
     ("PRelu", _prelu),
     *((name, _logical) for name in ("And", "Or", "Xor")),
@@ -362,7 +367,10 @@ CASES: tuple[tuple[str, Builder], ...] = (
     ("CastLike", lambda opset, rng: _case(9 * _x(rng, 3, 4), _ints(1))),
     ("Dropout", _dropout),
     ("MatMul", lambda opset, rng: _case(_x(rng, 2, 3, 4), _x(rng, 4, 5))),
-    ("Gemm", lambda opset, rng: _case(_x(rng, 4, 3), _x(rng, 5, 4), _x(rng, 5), alpha=0.5, beta=2.0, transA=1, transB=1)),
+    (
+        "Gemm",
+        lambda opset, rng: _case(_x(rng, 4, 3), _x(rng, 5, 4), _x(rng, 5), alpha=0.5, beta=2.0, transA=1, transB=1),
+    ),
     ("Einsum", lambda opset, rng: _case(_x(rng, 2, 3, 4), _x(rng, 2, 4, 5), equation="...ij,...jk->...ik")),
     ("Einsum", lambda opset, rng: _case(_x(rng, 4, 3), _x(rng, 3, 5), equation="ij,jk")),
     *((f"Reduce{name}", _reduce(18)) for name in ("L1", "L2", "Max", "Mean", "Min", "Prod", "SumSquare", "LogSumExp")),
@@ -433,6 +441,10 @@ CASES: tuple[tuple[str, Builder], ...] = (
     ("GridSample", _grid_sample),
     ("DFT", _dft),
     ("Det", lambda opset, rng: _case(_x(rng, 2, 3, 3))),
-    *((name, _loss(kind)) for name in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") for kind in ("mean", "none")),
+    *(
+        (name, _loss(kind))
+        for name in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+        for kind in ("mean", "none")
+    ),
 )
 """Operator types with a builder each."""

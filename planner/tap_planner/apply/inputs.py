@@ -43,11 +43,10 @@ def _index_limits(graph: Graph) -> dict[str, int]:
     origins: dict[str, set[str]] = {name: {name} for name in graph.inputs}
     for operator in graph.operators:
         shapes = [None if operand is None else operand.shape for operand in operator.signature.inputs]
-        indexed = _indexed_size(operator.type, operator.signature.attribute("axis", 0), shapes)
+        indexed = _indexed_sizes(operator.type, operator.signature.attribute("axis", 0), shapes)
         if operator.type == "OneHot":
-            indexed = (0, int(operator.signature.attribute("depth", 1)))  # type: ignore[arg-type]
-        if indexed is not None:
-            position, size = indexed
+            indexed = ((0, int(operator.signature.attribute("depth", 1))),)  # type: ignore[arg-type]
+        for position, size in indexed:
             for name in origins.get(operator.inputs[position] or "", ()):
                 limits[name] = min(limits.get(name, size), size)
         if operator.type in _SAME_VALUES:
@@ -58,16 +57,23 @@ def _index_limits(graph: Graph) -> dict[str, int]:
     return limits
 
 
-def _indexed_size(type: str, axis: object, shapes: list[tuple[int, ...] | None]) -> tuple[int, int] | None:
-    """(position of the index operand, number of values it may take), or None."""
+def _indexed_sizes(type: str, axis: object, shapes: list[tuple[int, ...] | None]) -> tuple[tuple[int, int], ...]:
+    """Pairs of the position of an index operand and the number of values it may take."""
     first = shapes[0] if shapes else None
     if first is None or len(shapes) < 2:
-        return None
+        return ()
     if type in ("Gather", "GatherElements") and isinstance(axis, int):
-        return 1, first[axis]
+        return ((1, first[axis]),)
     if type == "GatherND":
-        return 1, min(first)
-    return (1, first[-1]) if type == "Loss" else None
+        return ((1, min(first)),)
+    if type == "com.microsoft::EmbedLayerNormalization":
+        pairs = ((0, 2), (1, 4), (8, 3))
+        return tuple(
+            (position, rows[0])
+            for position, table in pairs
+            if position < len(shapes) and shapes[position] is not None and (rows := shapes[table]) is not None
+        )
+    return ((1, first[-1]),) if type == "Loss" else ()
 
 
 def load_inputs(path: Path, graph: Graph) -> dict[str, np.ndarray]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 
-from tap_planner.errors import ModelError, UnsupportedGraphError, UsageError
+from tap_planner.errors import ModelError, UnsupportedGraphError
 from tap_planner.graph import (
     compute,
     contrib,
@@ -29,20 +27,18 @@ from tap_planner.graph.arity import check_arity
 from tap_planner.graph.custom import CustomRules
 from tap_planner.graph.dims import BoundInputs
 from tap_planner.graph.drafts import SMALL_ELEMENTS, Constants, Draft, Reads, Types, located, result_elements
-from tap_planner.graph.dtypes import dtype_name, name_of_numpy, numpy_dtype
 from tap_planner.graph.evaluate import EVALUATORS, evaluate, evaluate_node
 from tap_planner.graph.limits import MAX_FETCH, is_cheap
 from tap_planner.graph.loading import ModelFile
 from tap_planner.graph.nodes import Node, decode_nodes, sort_nodes
 from tap_planner.graph.origins import origin
 from tap_planner.graph.roles import Roles
-from tap_planner.graph.sparse import StoredTensor, constant_tensor, stored_tensors
-from tap_planner.graph.tensors import to_array
+from tap_planner.graph.sources import SOURCES, Sources, input_value
+from tap_planner.graph.sparse import stored_tensors
 from tap_planner.graph.types import TensorKind
 from tap_planner.graph.unfolding import Unfolding, with_captures
 from tap_planner.graph.unknown import DeclaredTypes, value_info
 from tap_planner.graph.values import Call, CountUnknownError, Form, Value
-from tap_planner.graph.weights import constant_value, read_tensor
 from tap_planner.graph.whole import WHOLE, WholeFlow
 from tap_planner.operators import TensorType, lookup
 
@@ -58,8 +54,6 @@ _CANONICAL: dict[str, Callable[[Call], Form]] = {
     **signals.CANONICAL,
     **selection.CANONICAL,
 }
-_SOURCES = frozenset(("Constant", "ConstantOfShape", "EyeLike", "OptionalHasElement", "Range", "Shape", "Size"))
-_STRUCTURE = frozenset(("bool", "int16", "int32", "int64", "uint16", "uint32", "uint64", "string"))
 _UNFOLDING = {**control.METHODS, **sequences.METHODS}
 
 
@@ -93,6 +87,7 @@ class Binder:
         self.types = Types()
         self.constants = Constants(self.types)
         self.reads = Reads(self.types)
+        self._sources = Sources(self.types, self.constants, self.reads, roles, model.path.parent)
         self.values: dict[str, Value] = {}
         self.operators: list[Draft] = []
         self.warnings: list[str] = []
@@ -100,7 +95,6 @@ class Binder:
         self.reached: Node | None = None
         """The node that is being bound, or was last."""
         self._model = model
-        self._roles = roles
         self._wanted = wanted
         self._declared = declared
         self.custom = custom
@@ -115,35 +109,16 @@ class Binder:
             self._add_input(name, type_, values, bound.batch_dims.get(name) is not None)
         for tensor in stored_tensors(model.proto.graph):
             if tensor.name in wanted:
-                self.values[tensor.name] = self._stored(tensor)
+                self.values[tensor.name] = self._sources.stored(tensor)
 
     def _add_input(
         self, name: str, type_: TensorType, values: Mapping[str, int | tuple[int, ...]], batched: bool
     ) -> None:
         interned = self.types.get(type_.dtype, type_.shape)
         if name in values:
-            array = _input_value(name, type_, values[name])
-            self.values[name] = self.constants.array(name, array)
+            self.values[name] = self.constants.array(name, input_value(name, type_, values[name]))
         else:
             self.values[name] = Value(name=name, type=interned, kind=TensorKind.INPUT, batched=batched)
-
-    def _stored(self, tensor: StoredTensor) -> Value:
-        type_ = self.types.get(tensor.dtype, tensor.dims)
-        if is_parameter(tensor.name, type_, self._roles, external=bool(tensor.outside)):
-            return self.reads.plain(tensor.name, type_)
-        folder = self._model.path.parent
-        if tensor.outside:
-            identity, outside = f"external {tensor.name}", type_
-        elif is_table(type_):
-            identity, outside = f"stored {tensor.name}", None
-        else:
-            return self.constants.array(tensor.name, tensor.read(to_array))
-
-        def read(_: object) -> list[np.ndarray]:
-            return [tensor.read(lambda part: read_tensor(folder, part))]
-
-        found = self.constants.recipe([tensor.name], [type_], read, [], identity, outside=outside, deferred=True)
-        return found[0]
 
     def run(self, nodes: Sequence[Node], *, stop: str = "") -> None:
         """Bind all nodes.
@@ -183,8 +158,11 @@ class Binder:
             if instead is not None:
                 self.unfolding.replace(instead)
                 return
-        if node.type in _SOURCES and self._source(node):
-            return
+        if node.type in SOURCES:
+            made = self._sources.make(node, [self._operand(node, name) for name in node.inputs])
+            if made is not None:
+                self.values[node.outputs[0]] = made
+                return
         if node.type in WHOLE:
             self.whole.bind(node)
             return
@@ -298,81 +276,6 @@ class Binder:
         if name in self.unfolding.absent:
             raise UnsupportedGraphError(f"{where}: reads {name!r}, an optional that holds nothing")
         raise UnsupportedGraphError(f"{where}: reads {name!r}, which has no value")
-
-    def _source(self, node: Node) -> bool:
-        """Nodes that make constants or parameters from nothing but shapes; False if it is none of them after all."""
-        name = node.outputs[0]
-        if node.type == "Constant":
-            self.values[name] = self._constant_node(node, name)
-            return True
-        operands = [self._operand(node, item) for item in node.inputs]
-        if node.type in ("Shape", "Size"):
-            assert operands[0] is not None
-            self.values[name] = self.constants.array(name, _shape(node, operands[0].shape))
-            return True
-        if node.type == "OptionalHasElement":
-            self.values[name] = self.constants.array(name, np.array(bool(operands) and operands[0] is not None))
-            return True
-        if node.type == "EyeLike":
-            assert operands[0] is not None
-            self.values[name] = self._identity_matrix(node, name, operands[0])
-            return True
-        if not all(value is not None and value.is_constant for value in operands):
-            return False
-        arrays = [self.constants.fetch(value.name) for value in operands if value is not None]
-        if node.type == "ConstantOfShape":
-            self.values[name] = self._filled(node, name, tuple(int(size) for size in arrays[0].reshape(-1)))
-        else:
-            self.values[name] = self._range(name, arrays)
-        return True
-
-    def _identity_matrix(self, node: Node, name: str, like: Value) -> Value:
-        dtype, make = signals.eye_like(node, like)
-        type_ = self.types.get(dtype, like.shape)
-        if type_.num_elements <= SMALL_ELEMENTS:
-            return self.constants.array(name, make())
-        identity = f"EyeLike {dtype} {like.shape} {node.attributes.get('k', 0)}"
-        return self.constants.recipe([name], [type_], lambda _: [make()], [], identity)[0]
-
-    def _constant_node(self, node: Node, name: str) -> Value:
-        try:
-            held = constant_tensor(node)
-            if held is not None:
-                return self._stored(held)
-            array = constant_value(node)
-        except ModelError as error:
-            raise UnsupportedGraphError(error.message) from error
-        if name in self._roles.quantised:
-            return self.reads.plain(name, self.types.get(name_of_numpy(array.dtype), array.shape))
-        return self.constants.array(name, array)
-
-    def _filled(self, node: Node, name: str, shape: tuple[int, ...]) -> Value:
-        tensor = node.attributes.get("value")
-        fill = to_array(tensor).reshape(()) if isinstance(tensor, TensorProto) else np.float32(0)
-        dtype = dtype_name(tensor.data_type) if isinstance(tensor, TensorProto) else "float32"
-        type_ = self.types.get(dtype, shape)
-        if is_parameter(name, type_, self._roles):
-            return self.reads.plain(name, type_)
-        if type_.num_elements <= SMALL_ELEMENTS:
-            return self.constants.array(name, np.full(shape, fill))
-        identity = f"ConstantOfShape {dtype} {shape} {fill!r}"
-        return self.constants.recipe([name], [type_], lambda _: [np.full(shape, fill)], [], identity)[0]
-
-    def _range(self, name: str, arrays: list[np.ndarray]) -> Value:
-        start, limit, delta = (array.reshape(-1)[0] for array in arrays)
-        dtype = arrays[0].dtype
-        count = max(0, math.ceil((float(limit) - float(start)) / float(delta)))
-        type_ = self.types.get(
-            {np.dtype(np.int32): "int32", np.dtype(np.int64): "int64"}.get(dtype, str(dtype)), [count]
-        )
-
-        def values() -> np.ndarray:
-            return (start + np.arange(count).astype(dtype) * delta).astype(dtype)
-
-        if count <= SMALL_ELEMENTS:
-            return self.constants.array(name, values())
-        identity = f"Range {start!r} {limit!r} {delta!r}"
-        return self.constants.recipe([name], [type_], lambda _: [values()], [], identity)[0]
 
     def _constant(self, call: Call, form: Form) -> None:
         """Evaluate what depends on constants alone, now if it is small, else when asked."""
@@ -508,45 +411,3 @@ class Binder:
                 "or export without it",
             )
         return [self.types.get(item.dtype, item.shape) for item in types]
-
-
-def _input_value(name: str, type_: TensorType, given: int | tuple[int, ...]) -> np.ndarray:
-    """An input that the user fixed."""
-    numbers = given if isinstance(given, tuple) else (given,)
-    if len(numbers) not in (1, type_.num_elements):
-        raise UsageError(
-            f"--value {name}: {len(numbers)} numbers for an input of shape {list(type_.shape)}, "
-            f"expected 1 or {type_.num_elements}"
-        )
-    try:
-        array = np.array(numbers, np.int64).astype(numpy_dtype(type_.dtype))
-    except OverflowError as error:
-        raise UsageError(f"--value {name}: a number that is too large for {type_.dtype}") from error
-    if not np.array_equal(array.astype(np.int64), np.array(numbers, np.int64)):
-        raise UsageError(f"--value {name}={','.join(map(str, numbers))}: not all are {type_.dtype}")
-    return np.full(type_.shape, array[0]) if len(numbers) == 1 else array.reshape(type_.shape)
-
-
-def is_parameter(name: str, type_: TensorType, roles: Roles, *, external: bool = False) -> bool:
-    """Whether a stored tensor is a parameter rather than a constant."""
-    if name in roles.trainable or name in roles.statistics or name in roles.quantised:
-        return True
-    if name not in roles.used:
-        return False
-    plain = type_.is_float or type_.dtype in ("int64", "int32", "bool")
-    return external or not plain or type_.num_elements > SMALL_ELEMENTS
-
-
-def is_table(type_: TensorType) -> bool:
-    """Whether a stored constant is a table of numbers: only integers and single numbers are structure."""
-    structure = type_.dtype in _STRUCTURE or type_.num_elements == 1
-    return not structure
-
-
-def _shape(node: Node, shape: tuple[int, ...]) -> np.ndarray:
-    if node.type == "Size":
-        return np.array(math.prod(shape), np.int64)
-    start, end = node.attributes.get("start", 0), node.attributes.get("end")
-    if not isinstance(start, int) or not isinstance(end, int | None):
-        raise UnsupportedGraphError(f"{node.where}: start {start!r} and end {end!r}, expected integers")
-    return np.array(shape[start:end], np.int64)

@@ -80,12 +80,13 @@ def explained(prober: Prober, error: UnsupportedGraphError, binder: Binder) -> U
     if not symbols:
         return error
     words = _words(node, operands, dims)
-    where = ", ".join(f"{name}={dims[name]}" for name in symbols)
     if words is None:
+        where = ", ".join(f"{name}={dims[name]}" for name in symbols)
         listed = " and ".join(str(operand) for operand in operands if operand is not None and operand.dims)
         text = f"{error.message}; operands are {listed} for {where}"
     else:
         text = f"{node.where}: {words}"
+        symbols = [name for name in symbols if f"{name}={dims[name]}" in words]
     options = " ".join(f"--dim {name}=N" for name in symbols)
     return UnsupportedGraphError(text, hint=f"choose other sizes: {options}")
 
@@ -176,9 +177,10 @@ def _needs(left: Polynomial, right: Polynomial, dims: Mapping[str, int], *, divi
     if not left.symbols and right.symbols and not divisible:
         left, right = right, left
     where = ", ".join(f"{name}={dims[name]}" for name in sorted({*left.symbols, *right.symbols}))
-    relation = "divisible by" if divisible else "equal to"
-    text = f"needs {left} to be {relation} {right}: {where} gives {left.value(dims)}"
-    return text if not right.symbols else f"{text} and {right.value(dims)}"
+    text = f"needs {left} to be {'divisible by ' if divisible else ''}{right}: {where}"
+    if right.symbols:
+        return f"{text} gives {left.value(dims)} and {right.value(dims)}"
+    return text if str(left) in left.symbols else f"{text} gives {left.value(dims)}"
 
 
 def _reshape_words(node: Node, given: Sequence[_Operand], dims: Mapping[str, int]) -> str | None:

@@ -70,8 +70,11 @@ class _Passes:
         """Pass until nothing is left to unfold and to find out."""
         nodes = self.nodes
         roles = self._roles(nodes)
+        before: Binder | None = None
         while True:
             binder = self._binder(self.bound, roles, nodes)
+            if before is not None:
+                binder.unfolding.inherit(before.unfolding)
             try:
                 binder.run(nodes)
             except KeptWholeError as error:
@@ -88,14 +91,14 @@ class _Passes:
                     plain = [*binder.unfolding.visited, *rest]
                     roles_again = self._roles(plain)
                     if roles_again != roles:
-                        nodes, roles = plain, roles_again
+                        nodes, roles, before = plain, roles_again, binder
                         continue
                 raise explained(self, error, binder) from error
             if binder.unfolding.changed:
                 nodes = binder.unfolding.visited
                 roles_again = self._roles(nodes)
                 if roles_again != roles:
-                    roles = roles_again
+                    roles, before = roles_again, binder
                     continue
             binder.warnings.extend(binder.custom.unused({node.type for node in nodes}))
             if self.bound.rebatch:

@@ -103,6 +103,13 @@ class Unfolding:
                 except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                     raise UnsupportedGraphError(f"{item.where}: not a valid node ({error})") from error
 
+    def inherit(self, other: Unfolding) -> None:
+        """Take over the sequences of an earlier walk, whose nodes are left out of this one."""
+        for name, items in other.sequences.items():
+            self.sequences[name] = items
+            self.wanted.update(items)
+        self.absent.update(other.absent)
+
     def rest(self) -> list[Node] | None:
         """Nodes that the walk has not reached, None while a loop is being unfolded."""
         nodes = [item for item in reversed(self._pending) if isinstance(item, Node)]

@@ -167,9 +167,9 @@ def _weights(draft: Draft) -> dict[str, int]:
 
 
 def _warning(draft: Draft, kept: _Kept, everything: int, *, training: bool) -> str:
-    why = (
-        f"its course depends on {kept.source.words}" if kept.source is not None else "it cannot be unfolded (no round, too many, or too many nodes)"
-    )
+    why = "it cannot be unfolded (no round, too many, or too many nodes)"
+    if kept.source is not None:
+        why = f"its course depends on {kept.source.words}"
     weights = sum(_weights(draft).values())
     text = (
         f"{kept.body.label} stays one operator, because {why}: every device runs all {kept.body.num_nodes} nodes in it"

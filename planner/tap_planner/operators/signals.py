@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tap_planner.operators.attributes import flag_of, int_of, operand
-from tap_planner.operators.building import RuleBuilder, shape_error
+from tap_planner.operators.building import Dims, RuleBuilder, shape_error
 from tap_planner.operators.types import (
     ComputeKind,
     FactorKind,
@@ -42,7 +42,7 @@ def _short_rule(signature: OperatorSignature) -> FactorRule:
     data, result = operand(signature, 0).shape, signature.outputs[0].shape
     builder = RuleBuilder(signature)
     n = builder.factor("n", data[0])
-    inputs = [(n, *builder.each("in", data[1:], FactorKind.FIXED))]
+    inputs: list[Dims] = [(n, *builder.each("in", data[1:], FactorKind.FIXED))]
     inputs.extend(builder.each("w", found.shape, FactorKind.FIXED) for found in signature.inputs[1:] if found)
     output = (n, *builder.each("out", result[1:], FactorKind.FIXED))
     return builder.build(inputs, (output,), partial=(("P", *("R",) * (len(inputs) - 1)),))

@@ -13,7 +13,7 @@ from tap_planner.apply.operators.context import Operands, OperatorContext, opera
 def _reduced(context: OperatorContext, scores: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
     """Terms, their sum, or their mean: over the global count, or over the sum of the weights of what is not ignored."""
     labels, ignored = labels.to(torch.int64), context.signature.attribute("ignore_index")
-    kept = None if ignored is None else labels != ignored
+    kept = torch.ne(labels, int(ignored)) if isinstance(ignored, int) else None
     known = labels if kept is None else torch.where(kept, labels, torch.zeros_like(labels))
     terms = -scores.gather(1, known.unsqueeze(1)).squeeze(1)
     factors = None if weights is None else weights[known]

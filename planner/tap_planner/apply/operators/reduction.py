@@ -145,8 +145,9 @@ def log_softmax(context: OperatorContext, operands: Operands) -> Tensor:
 def hardmax(context: OperatorContext, operands: Operands) -> Tensor:
     """One at the first largest position, zero elsewhere; several dims (the last ones) count as one."""
     value, axes = present(operands, 0), _softmax_axes(context)
-    flat = value.flatten(axes[0]) if len(axes) > 1 else value
-    ones = torch.zeros_like(flat).scatter(axes[0], flat.argmax(axes[0], keepdim=True), 1)
+    dim = min(axes, default=0)
+    flat = value.flatten(dim) if len(axes) > 1 else value
+    ones = torch.zeros_like(flat).scatter(dim, flat.argmax(dim, keepdim=True), 1)
     return ones.reshape(value.shape)
 
 
