@@ -80,7 +80,7 @@ def test_a_domain_without_import_is_reported(tmp_path: Path) -> None:
     done = DOMAINS.attempt(tmp_path, stem="missing_import")
     assert done.code in (0, 2)
     said = " ".join(done.warnings) if done.code == 0 else done.error
-    assert "com.microsoft" in said and "BiasGelu" in said and "import" in said
+    assert "com.microsoft" in said and "BiasGelu" in said and ("version 1 is assumed" in said or done.code == 2)
 
 
 @pytest.mark.parametrize("stem", ["no_import", "future_opset"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +101,9 @@ def test_operators_are_not_split_along_what_they_couple(tmp_path: Path) -> None:
 def test_a_full_reduction_of_split_rows_is_summed(tmp_path: Path) -> None:
     """With x split by rows the mean is a sum over the ranks that divides once, and the loss has no dims."""
     case = Case("rank0_scalars")
-    planned = case.plan(tmp_path, "--precision", "fp32", "--mesh", "dp=4", "--constraint", "m:dp!=none")
+    planned = case.plan(
+        tmp_path, "--precision", "fp32", "--mesh", "dp=4", "--constraint", "m:dp!=none", "--constraint", "a:dp=d0"
+    )
     operators = planned.decisions.operators
     assert operators[-1].outputs[0].shape == ()
     first = operators[0]
@@ -274,7 +275,7 @@ def test_weights_in_constant_nodes(tmp_path: Path) -> None:
     assert planned.document.predicted.memory_bytes["parameters"] == 2 * (8 * 16 + 4 * 4)
     assert [o.type for o in planned.decisions.operators] == ["MatMul", "Reshape", "MatMul", "MatMul"]
     split = case.plan(tmp_path, "--mesh", "dp=4", "--constraint", "a:dp=n", "--max-memory", "120B")
-    assert str(split.decisions.parameters[0].placement[0]) == "S(1)"
+    assert split.decisions.parameters[0].placement[0].dim == 1 and split.decisions.parameters[0].placement[0].is_shard
     trained = case.plan(tmp_path, mode="train")
     assert all(parameter.trainable for parameter in trained.decisions.parameters)
 
@@ -390,8 +391,8 @@ def test_fused_operators_are_split_by_heads_and_columns(tmp_path: Path) -> None:
 
 
 def test_random_operators(tmp_path: Path) -> None:
-    """Random nodes are named; their numbers are the same on every device where they are whole, differ by part where
-    they are split, and do not depend on the split."""
+    """Random nodes are named; their numbers (the file gives the seeds) are the same on every device where they are
+    whole, differ by part where they are split, and do not depend on the split."""
     case = Case("random_ops")
     planned = case.plan(tmp_path, "--precision", "fp32")
     assert any("random" in line and "d" in line and "n" in line for line in planned.done.warnings)
@@ -401,8 +402,6 @@ def test_random_operators(tmp_path: Path) -> None:
     for job in random_plans(planned, ((2,), (2, 2), (3,)), 4):
         (found,) = execute(job, tmp_path / "inputs.npz").values()
         np.testing.assert_array_equal(found, whole)
-    (other,) = execute(replace(planned.job(), seed=1), tmp_path / "inputs.npz").values()
-    assert not np.array_equal(other, whole)
     assert planned.apply("--verify").code == 0
 
 

@@ -49,7 +49,7 @@ def test_graphs_without_operators(stem: str, tmp_path: Path) -> None:
     assert [operator.type for operator in trained.decisions.operators] == ["Loss"]
 
 
-@pytest.mark.parametrize("stem", ["identity", "no_nodes"])
+@pytest.mark.parametrize("stem", ["identity", pytest.param("no_nodes", marks=pytest.mark.full)])
 def test_graphs_without_operators_on_two_processes(stem: str, tmp_path: Path) -> None:
     """The trivial plan runs and verifies on two real processes."""
     planned = TRIVIAL.plan(tmp_path, "--cluster", "1x2:cpu-core", "--precision", "fp32", stem=stem)
@@ -128,7 +128,8 @@ def _cpu_ticks(pid: int) -> int:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks in /proc")
 def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     """Rank 1 is killed while the others work together: the job ends with its name and cause, and leaves no process."""
-    planned = FAILS.plan(tmp_path, "--mesh", "dp=4", "--zero", "0", "--precision", "fp32", mode="train")
+    batch = ("--constraint", "a:dp=m", "--constraint", "y:dp=m")
+    planned = FAILS.plan(tmp_path, "--mesh", "dp=4", "--zero", "0", "--precision", "fp32", *batch, mode="train")
     assert planned.document.collectives, "ranks must have something to wait for"
     program = str(Path(sys.executable).with_name("tap-apply"))
     command = [program, planned.path, "--model", planned.model, "--nproc", "4", "--steps", "1000000"]

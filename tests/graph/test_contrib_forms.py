@@ -48,6 +48,20 @@ _FORMS = [
     (_X, _weight("b", 8), "y = com.microsoft.BiasDropout(x, b)", "Add", {}),
     (_X, _weight("w", 8), "y = SimplifiedLayerNormalization(x, w)", "RMSNormalization", {"axis": 2}),
     (
+        _X,
+        _weight("w", 3, 1, 2),
+        'y, s = com.microsoft.CausalConvWithState<dilation = 1, activation = "silu">(x, w)',
+        "CausalConvWithState",
+        {"activation": "silu"},
+    ),
+    (
+        _X,
+        "",
+        'y, s = com.microsoft.LinearAttention<q_num_heads = 2, kv_num_heads = 2, update_rule = "linear">(x, x, x)',
+        "LinearAttention",
+        {"update_rule": "linear", "q_num_heads": 2},
+    ),
+    (
         "float[batch, 8] x",
         _weight("w", 8, 4),
         "y = com.microsoft.FusedGemm(x, w)",

@@ -272,7 +272,7 @@ class StepExecutor:
             shape = self._graph.tensors[operand.tensor].type.shape
             for rank, coordinates in enumerate(self._communicator.ranks):
                 held = local_indices(shape, operand.gradient, self._communicator.mesh_shape, coordinates)
-                factor = torch.from_numpy(self._gradient_factor(held, self._microbatch))
+                factor = torch.from_numpy(np.asarray(self._gradient_factor(held, self._microbatch)))
                 gradients[rank] = gradients[rank] * factor.to(gradients[rank])
         self._add_gradient(operand, gradients)
 

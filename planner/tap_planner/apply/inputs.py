@@ -64,6 +64,10 @@ def _indexed_sizes(type: str, axis: object, shapes: list[tuple[int, ...] | None]
         return ()
     if type in ("Gather", "GatherElements") and isinstance(axis, int):
         return ((1, first[axis]),)
+    if type == "RoiAlign":
+        return ((2, first[0]),)
+    if type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+        return ((1, first[1]),)
     if type == "GatherND":
         return ((1, min(first)),)
     if type == "com.microsoft::EmbedLayerNormalization":

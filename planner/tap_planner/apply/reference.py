@@ -131,7 +131,7 @@ def _run_loss(
     assert first is not None
     operand = values.get(first) * 1.0
     if gradient_factor is not None and operand.requires_grad:
-        factor = torch.from_numpy(gradient_factor(tuple(operand.shape)))
+        factor = torch.from_numpy(np.asarray(gradient_factor(tuple(operand.shape))))
         operand.register_hook(lambda gradient: gradient * factor)
     kind = operator.signature.attribute("kind")
     if kind == "cross-entropy":

@@ -189,12 +189,36 @@ def _trilu(call: Call) -> Form:
     return layout.CANONICAL["Trilu"](call)
 
 
+_EXTENSIONS: dict[str, AttributeValue] = {
+    "channels_last": 0,
+    "dilation": 1,
+    "input_channel_offset": 0,
+    "input_channels": 0,
+    "ndim": 1,
+    "state_channels_last": -1,
+    "state_length": 0,
+    "state_update_capacity": 0,
+    "state_window": 0,
+}
+"""What LinearAttention and CausalConvWithState can do beyond the standard's, each with the value that does not."""
+
+
+def _state_space(call: Call) -> Form:
+    """The standard's operator of that name, unless an extension is in use."""
+    attributes = _used(call, drop=_EXTENSIONS)
+    grouped = call.integer("q_num_heads", 1) % max(call.integer("kv_num_heads", 1), 1) == 0
+    if not grouped or not _EXTENSIONS.keys().isdisjoint(attributes):
+        return compute.default_form(call)
+    return Form(type=call.node.type.removeprefix("com.microsoft::"), attributes=attributes, inputs=call.data())
+
+
 CANONICAL: dict[str, _Canonicaliser] = {
     "SimplifiedLayerNormalization": _simplified_norm,
     "com.microsoft::Attention": _attention,
     "com.microsoft::BiasAdd": _renamed("Sum"),
     "com.microsoft::BiasDropout": _bias_dropout,
     "com.microsoft::BiasSoftmax": _with_defaults(axis=1),
+    "com.microsoft::CausalConvWithState": _state_space,
     "com.microsoft::DecoderMaskedMultiHeadAttention": _attention,
     "com.microsoft::EmbedLayerNormalization": _with_defaults(epsilon=1e-12),
     "com.microsoft::FastGelu": _fast_gelu,
@@ -204,6 +228,7 @@ CANONICAL: dict[str, _Canonicaliser] = {
     "com.microsoft::Gelu": _renamed("Gelu", approximate="none"),
     "com.microsoft::GroupNorm": _group_norm,
     "com.microsoft::GroupQueryAttention": _group_query,
+    "com.microsoft::LinearAttention": _state_space,
     "com.microsoft::MultiHeadAttention": _attention,
     "com.microsoft::QuickGelu": _quick_gelu,
     "com.microsoft::RotaryEmbedding": _rotary,
@@ -219,6 +244,7 @@ TRAINABLE: dict[str, tuple[int, ...]] = {
     "SimplifiedLayerNormalization": (1,),
     "com.microsoft::BiasAdd": (1,),
     "com.microsoft::BiasDropout": (1,),
+    "com.microsoft::CausalConvWithState": (1, 2),
     "com.microsoft::SimplifiedLayerNormalization": (1,),
     "com.microsoft::TransposeMatMul": (0, 1),
 }

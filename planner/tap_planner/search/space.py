@@ -280,7 +280,8 @@ class ModelSpace:
         for name in self.parameter_reads[parameter]:
             tensor = self.graph.tensors[name]
             assert tensor.read is not None
-            for index, position in self.consumers[name]:
+            slots = {(id(self.operator(index)), position): index for index, position in self.consumers[name]}
+            for (_, position), index in slots.items():
                 for strategy in self.operator(index).strategies:
                     placements = strategy.inputs[position]
                     assert placements is not None

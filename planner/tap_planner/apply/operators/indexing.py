@@ -7,10 +7,24 @@ import torch
 from torch import Tensor
 
 from tap_planner.apply.operators.context import Operands, OperatorContext, operator, present, torch_dtype
+from tap_planner.errors import ApplyError
 from tap_planner.sharding import local_indices
 
 
-def _normalised(indices: Tensor, size: int) -> Tensor:
+def _normalised(context: OperatorContext, indices: Tensor, size: int) -> Tensor:
+    """Indices counted from the front.
+
+    Raises:
+        ApplyError: one lies outside the dim.
+    """
+    wrong = indices[(indices < -size) | (indices >= size)]
+    if wrong.numel():
+        name = f" {context.id!r}" if context.id else ""
+        raise ApplyError(
+            f"operator {context.signature.type}{name}: index {int(wrong[0])} is outside a dim of {size}, "
+            f"expected {-size} to {size - 1}",
+            hint="correct the inputs: some id is larger than its table",
+        )
     return torch.where(indices < 0, indices + size, indices).to(torch.int64)
 
 
@@ -19,7 +33,7 @@ def gather(context: OperatorContext, operands: Operands) -> Tensor:
     """Rows of a table. Where the looked-up dim is split, rows held elsewhere count as zero: the output is P(sum)."""
     table, indices = present(operands, 0), present(operands, 1)
     dim = context.axis(0)
-    indices = _normalised(indices, context.input_shape(0)[dim])
+    indices = _normalised(context, indices, context.input_shape(0)[dim])
     if not context.is_split(0, dim):
         return _rows(table, dim, indices)
     held = context.input_indices(0, dim)
@@ -43,7 +57,7 @@ def gather_elements(context: OperatorContext, operands: Operands) -> Tensor:
     """One element per index along a dim."""
     value, indices = present(operands, 0), present(operands, 1)
     dim = context.axis(0)
-    return torch.gather(value, dim, _normalised(indices, context.input_shape(0)[dim]))
+    return torch.gather(value, dim, _normalised(context, indices, context.input_shape(0)[dim]))
 
 
 @operator("GatherND")
@@ -56,7 +70,7 @@ def gather_nd(context: OperatorContext, operands: Operands) -> Tensor:
     flat_value = value.reshape((count, *value.shape[batch:]))
     flat_indices = indices.reshape((count, -1, indices.shape[-1]))
     sizes = context.input_shape(0)[batch:]
-    picks = [_normalised(flat_indices[..., index], sizes[index]) for index in range(indices.shape[-1])]
+    picks = [_normalised(context, flat_indices[..., index], sizes[index]) for index in range(indices.shape[-1])]
     rows = torch.arange(count, device=value.device)[:, None]
     result = flat_value[(rows, *picks)]
     return result.reshape((*batch_shape, *indices.shape[batch:-1], *value.shape[batch + indices.shape[-1] :]))
@@ -67,7 +81,7 @@ def scatter_elements(context: OperatorContext, operands: Operands) -> Tensor:
     """Elements written, added, ... at indices along a dim."""
     value, indices, updates = (present(operands, index) for index in range(3))
     dim = context.axis(0)
-    indices = _normalised(indices, context.input_shape(0)[dim])
+    indices = _normalised(context, indices, context.input_shape(0)[dim])
     reduction = context.text("reduction", "none")
     if reduction == "none":
         return value.scatter(dim, indices, updates)
@@ -82,7 +96,7 @@ def scatter_nd(context: OperatorContext, operands: Operands) -> Tensor:
     """Slices written, added, ... at index tuples."""
     value, indices, updates = (present(operands, index) for index in range(3))
     sizes = context.input_shape(0)
-    picks = tuple(_normalised(indices[..., index], sizes[index]) for index in range(indices.shape[-1]))
+    picks = tuple(_normalised(context, indices[..., index], sizes[index]) for index in range(indices.shape[-1]))
     reduction = context.text("reduction", "none")
     if reduction in ("none", "add"):
         return value.index_put(picks, updates, accumulate=reduction == "add")
@@ -101,7 +115,7 @@ def one_hot(context: OperatorContext, operands: Operands) -> Tensor:
     indices, depth = present(operands, 0), context.int("depth")
     rank = indices.dim() + 1
     dim = context.int("axis", -1) % rank
-    indices = _normalised(indices, depth)
+    indices = torch.where(indices < 0, indices + depth, indices).to(torch.int64)
     whole = context.signature.outputs[0].shape
     held = local_indices(whole, context.outputs[0], context.mesh_shape, context.coordinates)
     classes = torch.as_tensor(held[dim], device=indices.device)
