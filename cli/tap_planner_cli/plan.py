@@ -43,7 +43,12 @@ _NOT_PLANNING = {"model", "cluster", "output", "check", "report", "quiet", "verb
 @click.option("--batch", type=_POSITIVE, help="Global batch of one step.")
 @click.option("--dim", type=Assignment(), multiple=True, help="Value of a symbolic dim (repeatable).")
 @click.option("--shape", type=Assignment(several=True), multiple=True, help="Shape of an input, as x=4,8.")
-@click.option("--value", type=Assignment(values=True), multiple=True, help="Value of an integer or boolean input; as s=8,3 of one with several elements.")
+@click.option(
+    "--value",
+    type=Assignment(values=True),
+    multiple=True,
+    help="Value of an integer or boolean input; as s=8,3 of one with several elements.",
+)
 @click.option("--batch-dim", metavar="NAME", help="Symbolic dim that carries the batch.")
 @click.option("--mode", type=click.Choice(MODES), default="train", show_default=True)
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True)

@@ -77,7 +77,7 @@ def _print_mesh(console: Console, document: PlanDocument) -> None:
         f"microbatches {document.pipeline.microbatches}, ZeRO {levels}, recompute {', '.join(recompute)}, "
         f"schedule {document.pipeline.schedule}"
     )
-    if document.mesh.idle:
+    if document.idle:
         console.print(f"idle: {idle_text(document)}", soft_wrap=True)
 
 
@@ -85,9 +85,10 @@ def idle_text(document: PlanDocument) -> str:
     """Which devices have nothing to do, and why."""
     mesh = document.mesh
     why = "; ".join(
-        f"{entry.reason}, which leaves {entry.axis} {_coordinates(entry.first, entry.end)} idle" for entry in mesh.idle
+        f"{entry.reason}, which leaves {entry.axis} {_coordinates(entry.first, entry.end)} idle"
+        for entry in document.idle
     )
-    return f"{format_count(mesh.num_idle)} of {format_count(len(mesh.ranks))} devices: {why}"
+    return f"{format_count(document.num_idle)} of {format_count(len(mesh.ranks))} devices: {why}"
 
 
 def _coordinates(first: int, end: int) -> str:

@@ -33,7 +33,7 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
         ("memory", _memory(document)),
         ("proof", _proof(document)),
     ]
-    if document.mesh.idle:
+    if document.idle:
         rows.append(("idle", idle_text(document)))
     if output is not None:
         rows.append(("plan", str(output)))

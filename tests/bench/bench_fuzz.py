@@ -23,6 +23,8 @@ from tests.graph.fuzzing import importer
 COUNT = 20_000
 PLANNED_EVERY = 5
 """One in so many inputs is also planned on two devices."""
+MAX_FAULTS = 200
+"""A campaign ends after so many: something is wrong with everything."""
 PROGRESS_EVERY = 1000
 
 
@@ -59,13 +61,16 @@ def campaign(
             if keep is not None and (found.fault or count == 1):
                 keep.mkdir(parents=True, exist_ok=True)
                 (keep / f"fuzz_{seed}_{index}.onnx").write_bytes(mutation.data)
+            if len(faults) >= MAX_FAULTS:
+                print(f"{MAX_FAULTS} faults after {index - first + 1} inputs: ended", file=sys.stderr)
+                break
             if not quiet and (index - first + 1) % PROGRESS_EVERY == 0:
                 print(f"{index - first + 1} inputs, {len(faults)} faults", file=sys.stderr)
         starts = child.starts
     figures: list[dict[str, object]] = [
-        {"figure": "mutations", "value": count},
+        {"figure": "mutations", "value": sum(outcomes.values())},
         {"figure": "seed models", "value": sum(len(items) for items in groups.values())},
-        {"figure": "reached binding, percent", "value": round(100 * reached / count, 1)},
+        {"figure": "reached binding, percent", "value": round(100 * reached / sum(outcomes.values()), 1)},
         {"figure": "nodes bound", "value": nodes},
         {"figure": "faults", "value": len(faults)},
         {"figure": "child processes", "value": starts},

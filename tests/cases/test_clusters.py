@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -162,15 +161,16 @@ SEVEN = Case("seven_devices")
 def test_seven_devices(tmp_path: Path) -> None:
     """The plan uses all seven by uneven parts, and computes what another runtime did."""
     planned = assert_runs_as_elsewhere(SEVEN, tmp_path)
-    assert planned.mesh == {"dp": 7} and not planned.document.mesh.idle
+    assert planned.mesh == {"dp": 7} and not planned.document.idle
     assert_any_plan_runs_as_elsewhere(SEVEN, planned, tmp_path, meshes=((7,),), seeds=6)
 
 
 def test_devices_without_a_part_are_named(tmp_path: Path) -> None:
     """A batch of 8 over 7 devices is four parts of 2: three devices are idle, and the plan says so and why."""
     planned = SEVEN.plan(tmp_path, *(word for name in ("a:dp=m", "y:dp=m") for word in ("--constraint", name)))
-    mesh = json.loads(planned.path.read_text(encoding="utf-8"))["mesh"]
-    assert mesh["idle"] == [{"axis": "dp", "first": 4, "end": 7, "reason": "nothing has more than 4 parts along dp"}]
+    assert planned.json["idle"] == [
+        {"axis": "dp", "first": 4, "end": 7, "reason": "nothing has more than 4 parts along dp"}
+    ]
     for said in (planned.done.err, planned.tables()):
         assert "3 of 7 devices: nothing has more than 4 parts along dp, which leaves dp 4 to 6 idle" in said
     assert planned.apply("--verify").code == 0
@@ -191,7 +191,7 @@ def test_batch_smaller_than_the_devices(batch: int, tmp_path: Path) -> None:
     """With a batch of 2, or 1, on 8 devices the batch is cut no further; other dims take the rest, none is idle."""
     planned = SMALL.plan(tmp_path, "--batch", str(batch), bind=False)
     _assert_batch_is_cut_into_at_most(batch, planned)
-    assert planned.document.mesh.num_idle == 0
+    assert planned.document.num_idle == 0
     trained = SMALL.plan(tmp_path, "--batch", str(batch), bind=False, mode="train")
     _assert_batch_is_cut_into_at_most(batch, trained)
 
@@ -208,7 +208,7 @@ def test_single_device(tmp_path: Path) -> None:
     planned = assert_runs_as_elsewhere(case, tmp_path)
     decisions = planned.decisions
     assert planned.mesh == {"dp": 1}
-    assert not planned.document.collectives and not decisions.redistributions and not planned.document.mesh.idle
+    assert not planned.document.collectives and not decisions.redistributions and not planned.document.idle
     assert {str(p) for operator in decisions.operators for output in operator.outputs for p in output.placement} == {
         "R"
     }

@@ -25,7 +25,7 @@ def expected_outputs(model: ModelFile, feeds: Mapping[str, np.ndarray]) -> dict[
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(model.path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    return {name: np.asarray(value) for name, value in zip(names, session.run(names, dict(feeds)), strict=True)}
 
 
 def assert_equal_outputs(model: ModelFile, graph: Graph, feeds: Mapping[str, np.ndarray]) -> None:

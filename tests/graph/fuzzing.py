@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -172,11 +172,16 @@ def _check_error(error: BaseException) -> None:
         raise AssertionError("an empty message")
     if error.exit_code == INTERNAL_EXIT:
         raise AssertionError("exit code 70")
-    cause: BaseException | None = error
-    while cause is not None:
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        cause = pending.pop()
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
         if isinstance(cause, MemoryError):
             raise AssertionError(f"memory was asked for before sizes were checked: {error.message:.200}")
-        cause = cause.__cause__ or cause.__context__
+        pending.extend((cause.__cause__, cause.__context__))
 
 
 def _innermost(trace: TracebackType | None) -> str:
@@ -240,7 +245,7 @@ def _serve() -> None:
         os.dup2(nothing.fileno(), 1)
         os.dup2(nothing.fileno(), 2)
     import tap_planner.api
-    import tap_planner.search  # so that its libraries are loaded before the limit holds
+    import tap_planner.search  # noqa: F401  (its libraries are loaded before the limit holds)
 
     trail = _Trail()
     _watch(trail)
@@ -307,9 +312,7 @@ class Importer:
             self.close()
             mebibytes = outcome.peak_bytes >> 20
             text = outcome.fault or f"{mebibytes} MiB of memory, {before >> 20} before"
-            return Outcome(
-                outcome="memory", fault=text, reached=outcome.reached, cpu_s=outcome.cpu_s, peak_bytes=outcome.peak_bytes
-            )
+            return replace(outcome, outcome="memory", fault=text)
         return outcome
 
     def _lost(self, *, hangs: bool) -> Outcome:

@@ -237,6 +237,16 @@ def test_a_loop_whose_shapes_grow_names_its_node(tmp_path: Path) -> None:
     assert _shape(graph) == (8, 4)
 
 
+def test_control_flow_on_data_is_not_rebatched(tmp_path: Path) -> None:
+    """A body may mix the samples of a batch, so that a file with a fixed batch of one stays at one."""
+    model = text_model(tmp_path, BRANCHES.replace("[2,4]", "[1,4]"))
+    assert bind(model, BindOptions()).batch == 1
+    with pytest.raises(UnsupportedGraphError, match=r"\(If\): the model's batch is fixed at 1"):
+        bind(model, BindOptions(batch=3))
+    graph = bind(model, BindOptions(batch=3, values={"c": 1}))
+    assert _shape(graph) == (3, 4)
+
+
 SEQUENCES = {
     "build": """a = Relu (x)
         s = SequenceConstruct (x, a)

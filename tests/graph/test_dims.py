@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -254,7 +255,7 @@ _SIZES = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 50), m
 def test_fitted_sizes_hold_everywhere(dims: dict[str, int], factor: int, scaled: set[str], added: bool) -> None:
     """A polynomial learnt from three bindings gives the size for other values of the dims too."""
 
-    def size(values: dict[str, int]) -> int:
+    def size(values: Mapping[str, int]) -> int:
         total = values["c"] + 3 if added else 1
         for name in scaled:
             total *= values[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,14 +58,20 @@ def test_shapes_in_attributes_are_upgraded(tmp_path: Path) -> None:
     assert graph.tensor("y").type.shape == (4, 2)
 
 
-def test_what_cannot_be_upgraded_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("Upsample", ["r"], ["y"], "last", scales=[1.0, 2.0]),
+        helper.make_node("Cast", ["r"], ["y"], "last", to="DOUBLE"),
+        helper.make_node("Magic", ["r"], ["y"], "last"),
+    ],
+    ids=lambda node: node.op_type,
+)
+def test_what_cannot_be_upgraded_is_named(node: onnx.NodeProto, tmp_path: Path) -> None:
     """The node, its operator, the operator set and the lowest one that needs no upgrade."""
-    nodes = [
-        helper.make_node("Relu", ["x"], ["r"]),
-        helper.make_node("Upsample", ["r"], ["y"], "up", scales=[1.0, 2.0]),
-    ]
-    with pytest.raises(ModelError, match="node 'up' .Upsample.: operator set 6 cannot be upgraded to 7") as caught:
-        _model(tmp_path, nodes, [], 6)
+    words = rf"node 'last' \({node.op_type}\): operator set 5 cannot be upgraded to 7"
+    with pytest.raises(ModelError, match=words) as caught:
+        _model(tmp_path, [helper.make_node("Relu", ["x"], ["r"]), node], [], 5)
     assert "the lowest operator set that needs no upgrade is 7" in caught.value.hint
     assert "\n" not in caught.value.message
 
@@ -145,7 +152,7 @@ def _calling(folder: Path, depth: int, calls: int, *, round_: bool = False) -> M
             names = ["x", *(f"t{call}" for call in range(calls - 1)), "y"]
             nodes = [
                 helper.make_node(callee, [source], [result], domain="local")
-                for source, result in zip(names, names[1:], strict=False)
+                for source, result in itertools.pairwise(names)
             ]
         functions.append(helper.make_function("local", f"F{index}", ["x"], ["y"], nodes, imports))
     graph = helper.make_graph(
@@ -188,10 +195,12 @@ def test_weights_of_branches_keep_their_names(tmp_path: Path) -> None:
         outputs = [helper.make_tensor_value_info("o", TensorProto.FLOAT, [2, 4])]
         branches[name] = helper.make_graph(nodes, name, [], outputs, [weight])
     base = text_model(tmp_path, "g (float[2,4] x, bool c) => (float[2,4] y) { y = Neg (x) }").proto
-    base.graph.node[0].CopyFrom(helper.make_node("If", ["c"], ["y"], **branches))
+    base.graph.node[0].CopyFrom(
+        helper.make_node("If", ["c"], ["y"], then_branch=branches["then_branch"], else_branch=branches["else_branch"])
+    )
     model = saved(tmp_path, base)
     reader = WeightReader(model)
-    for taken, names, value in ((1, ["w", "v"], 1.0), (0, ["w_1", "v_1"], 2.0)):
+    for taken, names, value in ((0, ["w", "v"], 2.0), (1, ["w_1", "v_1"], 1.0)):
         graph = bind(model, BindOptions(values={"c": taken}))
         assert [parameter.name for parameter in graph.parameters] == names
         assert all((reader.read(name) == value).all() for name in names)
@@ -207,7 +216,9 @@ def test_a_branch_may_return_its_weight(tmp_path: Path) -> None:
         for name in ("then_branch", "else_branch")
     }
     base = text_model(tmp_path, "g (bool c, float[2] x) => (float[2] z) { y = Neg (x)\n z = Add (x, y) }").proto
-    base.graph.node[0].CopyFrom(helper.make_node("If", ["c"], ["y"], **branches))
+    base.graph.node[0].CopyFrom(
+        helper.make_node("If", ["c"], ["y"], then_branch=branches["then_branch"], else_branch=branches["else_branch"])
+    )
     model = saved(tmp_path, base)
     for options in (BindOptions(), BindOptions(values={"c": 1})):
         feeds = {"c": np.array(True), "x": np.ones(2, np.float32)}

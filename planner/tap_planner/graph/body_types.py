@@ -11,7 +11,7 @@ import onnx
 from tap_planner.errors import ModelError
 from tap_planner.graph.nodes import Node
 from tap_planner.graph.types import TensorKind
-from tap_planner.graph.unfolding import graph_of, integer_of
+from tap_planner.graph.unfolding import graph_of, scanned_of
 from tap_planner.graph.values import Value
 from tap_planner.operators import TensorType
 
@@ -115,7 +115,7 @@ def _loop(operands: _Operands) -> BodyTypes:
 def _scan(operands: _Operands) -> BodyTypes:
     node = operands.node
     own = list(node.proto.input)
-    split = len(own) - integer_of(node, "num_scan_inputs")
+    split = len(own) - scanned_of(node)
     carried = [operands.values[name].type for name in own[:split]]
     formal = [_like(f"carried_{index}", type_) for index, type_ in enumerate(carried)]
     trip = 0

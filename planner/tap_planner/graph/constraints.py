@@ -150,7 +150,7 @@ def _words(node: Node, operands: Sequence[_Operand | None], dims: Mapping[str, i
     if node.type in _BROADCASTING:
         return _broadcast_words(given, dims)
     if node.type == "MatMul" and len(given) == 2 and all(operand.dims for operand in given):
-        inner = given[1].dims[-2] if len(given[1].dims) > 1 else given[1].dims[0]
+        inner = given[1].dims[max(len(given[1].dims) - 2, 0)]
         if given[0].dims[-1].value(dims) != inner.value(dims):
             return f"sums over {_against(given[0].dims[-1], inner, dims)}, which must agree"
         return _broadcast_words([_Operand(dims=item.dims[:-2], data=None) for item in given], dims)

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from tap_planner.errors import UnsupportedGraphError
 from tap_planner.graph.nodes import Node
-from tap_planner.graph.unfolding import MAX_NODES, Unfolding, Work, graph_of, integer_of
+from tap_planner.graph.unfolding import MAX_NODES, Unfolding, Work, graph_of, scanned_of
 
 MAX_ROUNDS = 128
 """Loops of more rounds stay whole."""
@@ -145,12 +145,17 @@ def _loop(walk: Unfolding, node: Node) -> list[Work] | None:
 
 
 def _scan(walk: Unfolding, node: Node) -> list[Work] | None:
+    if walk.opset < 9:
+        raise UnsupportedGraphError(
+            f"{node.where}: operator set {walk.opset} gives it a batch dim of its own, which is not supported",
+            hint="export the model with operator set 9 or newer",
+        )
     body = graph_of(node, "body")
     own = list(node.proto.input)
-    num_scanned = integer_of(node, "num_scan_inputs")
+    num_scanned = scanned_of(node)
     split = len(own) - num_scanned
     scanned = [walk.values.get(name) for name in own[split:]]
-    if node.origin in walk.kept or walk.opset < 9 or not scanned or None in scanned:
+    if node.origin in walk.kept or not scanned or None in scanned:
         return None
     axes = _per_item(node, "scan_input_axes", num_scanned)
     shapes = [value.shape for value in scanned if value is not None]

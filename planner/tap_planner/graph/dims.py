@@ -133,22 +133,19 @@ def _declared(
 
 
 def _kind(type_: onnx.TypeProto) -> str:
-    """A type in words: ``a sequence of float32 tensors``."""
-    words: list[str] = []
-    while True:
-        kind = type_.WhichOneof("value")
-        if kind == "sequence_type":
-            words.append("a sequence of")
-            type_ = type_.sequence_type.elem_type
-        elif kind == "optional_type":
-            words.append("an optional")
-            type_ = type_.optional_type.elem_type
-        elif kind in ("tensor_type", "sparse_tensor_type"):
-            number = type_.tensor_type.elem_type or type_.sparse_tensor_type.elem_type
-            sparse = "sparse " if kind == "sparse_tensor_type" else ""
-            return " ".join([*words, f"{sparse}{dtype_name(number)} tensors" if words else f"a {sparse}tensor"])
-        else:
-            return " ".join([*words, "a map" if kind == "map_type" else "without a type"])
+    """A type in words: ``an optional sequence of float32 tensors``."""
+    outer: list[str] = []
+    while (kind := type_.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        outer.append("sequence of" if kind == "sequence_type" else "optional")
+        type_ = type_.sequence_type.elem_type if kind == "sequence_type" else type_.optional_type.elem_type
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        sparse = "sparse " if kind == "sparse_tensor_type" else ""
+        dtype = dtype_name(type_.sparse_tensor_type.elem_type if sparse else type_.tensor_type.elem_type)
+        inner = f"{sparse}{dtype} tensor"
+    else:
+        inner = "map" if kind == "map_type" else "value without a type"
+    words = " ".join([*outer, inner + ("s" if outer[-1:] == ["sequence of"] else "")])
+    return f"an {words}" if words.startswith("optional") else f"a {words}"
 
 
 def _check_shapes(shapes: Mapping[str, Sequence[int]], inputs: Sequence[onnx.ValueInfoProto]) -> None:

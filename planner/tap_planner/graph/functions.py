@@ -36,15 +36,23 @@ def inline_functions(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not proto.functions:
         return proto
-    from onnx import inliner
+    from onnx import inliner, shape_inference
 
     _check_growth(path, proto)
+    _restate(proto)
     keys = {(item.domain, item.name, item.overload) for item in proto.functions}
-    result = proto
+
+    def inline() -> bytes:
+        return inliner.inline_local_functions(proto).SerializeToString()
+
+    def convert() -> bytes:
+        # Converting a function to the model's operator set needs the types of what it is called with.
+        typed = shape_inference.infer_shapes(proto)
+        return inliner.inline_local_functions(typed, convert_version=True).SerializeToString()
+
     try:
-        for convert in (False, True):
-            made = isolated(lambda: inliner.inline_local_functions(proto, convert).SerializeToString())  # noqa: B023
-            result = onnx.ModelProto.FromString(made)
+        for way in (inline, convert):
+            result = onnx.ModelProto.FromString(isolated(way, proto.ByteSize()))
             left = next((node for node in all_nodes(result.graph.node) if _key(node) in keys), None)
             if left is None:
                 return result
@@ -56,6 +64,31 @@ def inline_functions(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
         f"set than the model and cannot be converted to it",
         hint="export the model with one operator set version throughout",
     )
+
+
+def _restate(proto: onnx.ModelProto) -> None:
+    """Let functions be written in the model's operator set where their operators are the same in both."""
+    versions = {entry.domain: entry.version for entry in proto.opset_import}
+    for function in proto.functions:
+        for entry in function.opset_import:
+            wanted = versions.get(entry.domain)
+            if wanted is None:
+                versions[entry.domain] = entry.version
+                proto.opset_import.add(domain=entry.domain, version=entry.version)
+            elif wanted != entry.version and _is_same(function, entry, wanted):
+                entry.version = wanted
+
+
+def _is_same(function: onnx.FunctionProto, entry: onnx.OperatorSetIdProto, wanted: int) -> bool:
+    """Whether the operators of a domain that a function uses did not change between two versions."""
+    try:
+        return all(
+            onnx.defs.get_schema(kind, entry.version, entry.domain).since_version
+            == onnx.defs.get_schema(kind, wanted, entry.domain).since_version
+            for kind in {node.op_type for node in all_nodes(function.node) if node.domain == entry.domain}
+        )
+    except onnx.defs.SchemaError:
+        return False
 
 
 def _key(node: onnx.NodeProto) -> _Key:

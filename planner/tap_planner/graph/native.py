@@ -11,19 +11,24 @@ import os
 import signal
 from collections.abc import Callable
 
-MAX_SECONDS = 20
-"""Processor seconds of one call: a model of 100,000 nodes takes less."""
+LEAST_SECONDS = 3
+BYTES_PER_SECOND = 200_000
+"""A call may take so many processor seconds: a fixed part, and one for so many bytes of the model (far more than a
+model that is what it claims to be needs)."""
+ADDED_BYTES = 4 << 30
+"""Address space that a call may take besides what the process has."""
 
 
 class NativeError(Exception):
     """The native code refused the model, took too long, or crashed."""
 
 
-def isolated(function: Callable[[], bytes]) -> bytes:
+def isolated(function: Callable[[], bytes], size_bytes: int = 0) -> bytes:
     """The result of ``function``, run in a forked child where the platform has fork.
 
     Args:
         function: runs native code and gives bytes (a serialised model, say).
+        size_bytes: size of what it works on.
 
     Raises:
         NativeError: with the first line of what it raised, or how it died.
@@ -33,14 +38,14 @@ def isolated(function: Callable[[], bytes]) -> bytes:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _run_child(function, reading, writing)
+        _run_child(function, reading, writing, LEAST_SECONDS + size_bytes // BYTES_PER_SECOND)
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:
         answer = stream.read()
     _, status = os.waitpid(child, 0)
     if status != 0:
         code = os.waitstatus_to_exitcode(status)
-        reason = signal.strsignal(-code) if code < 0 else f"exit code {code}"
+        reason = signal.strsignal(-code) if code < 0 else "it could not answer"
         raise NativeError(f"onnx's own code failed on it: {reason}")
     if answer[:1] != b"+":
         raise NativeError(answer[1:].decode("utf-8", "replace"))
@@ -58,13 +63,13 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _run_child(function: Callable[[], bytes], reading: int, writing: int) -> None:
+def _run_child(function: Callable[[], bytes], reading: int, writing: int, seconds: int) -> None:
     """Answer through the pipe and end, without the parent's exit handlers."""
     code = 1
     try:
         os.close(reading)
         with contextlib.suppress(Exception):
-            _limit()
+            _limit(seconds)
         try:
             answer = b"+" + function()
         except Exception as error:
@@ -76,9 +81,14 @@ def _run_child(function: Callable[[], bytes], reading: int, writing: int) -> Non
         os._exit(code)
 
 
-def _limit() -> None:
+def _limit(seconds: int) -> None:
     import resource
 
-    signal.setitimer(signal.ITIMER_PROF, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    with open("/proc/self/statm") as stream:
+        pages = int(stream.read().split()[0])
+    limit = pages * resource.getpagesize() + ADDED_BYTES
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

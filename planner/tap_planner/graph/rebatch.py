@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from tap_planner.errors import UnsupportedGraphError
 from tap_planner.graph.drafts import Draft
 from tap_planner.graph.values import Value
+from tap_planner.graph.whole import WHOLE
 from tap_planner.operators import CUSTOM_RULE, FactorKind, rule_of
 
 
@@ -69,6 +70,8 @@ def _coupled_dims(operator: Draft, rank: int) -> set[int]:
 
 
 def _check_dims(operator: Draft, original: Mapping[str, Value], batch: int) -> None:
+    if operator.type in WHOLE and any(value is not None and value.batched for value in operator.inputs):
+        raise _unproven(operator, "it is control flow on data, which may mix what lies in the batch")
     if CUSTOM_RULE in dict(operator.attributes):
         _check_factors(operator, original, batch)
         return

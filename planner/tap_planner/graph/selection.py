@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tap_planner.graph.compute import default_form
-from tap_planner.graph.values import Call, Form, identity
+from tap_planner.graph.values import Call, Form
 from tap_planner.operators import AttributeValue
 
 
@@ -92,16 +92,10 @@ def _criterion(call: Call) -> Form:
     return Form(type=call.node.type, attributes=attributes, inputs=call.data())
 
 
-def _first(call: Call) -> Form:
-    """An optional that is known to hold its tensor."""
-    return identity(call.operand(0))
-
-
 CANONICAL: dict[str, Callable[[Call], Form]] = {
     "Compress": _compress,
     "NegativeLogLikelihoodLoss": _criterion,
     "NonZero": _constant_or(_nonzero),
-    "OptionalGetElement": _first,
     "ReverseSequence": _reverse_sequence,
     "SoftmaxCrossEntropyLoss": _criterion,
     "TensorScatter": _tensor_scatter,

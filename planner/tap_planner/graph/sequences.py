@@ -98,19 +98,28 @@ def _split(walk: Unfolding, node: Node) -> list[Work]:
 def _split_sizes(walk: Unfolding, node: Node, size: int) -> tuple[tuple[int, ...], bool]:
     """Sizes of the parts, and whether the file states them."""
     if len(node.inputs) < 2 or not node.inputs[1]:
-        parts, given = (1,) * size, False
+        parts, given = (1,) * _checked_count(node, size), False
     else:
         stated = walk.constant(node.inputs[1])
         if stated is None:
-            raise UnsupportedGraphError(f"{node.where}: its sizes {node.inputs[1]!r} depend on the data")
+            raise UnsupportedGraphError(
+                f"{node.where}: its sizes {node.inputs[1]!r} depend on the data",
+                hint="fix them with --value if they are an input, or export with static sizes",
+            )
         parts, given = tuple(int(item) for item in stated), True
         if walk.values[node.inputs[1]].rank == 0:
             if parts[0] < 1:
                 raise UnsupportedGraphError(f"{node.where}: parts of {parts[0]} elements")
+            _checked_count(node, size // parts[0])
             parts = tuple(min(parts[0], size - start) for start in range(0, size, parts[0]))
-    if len(parts) > MAX_NODES:
-        raise UnsupportedGraphError(f"{node.where}: a sequence of {len(parts)} items, too many to unfold")
+    _checked_count(node, len(parts))
     return parts, given
+
+
+def _checked_count(node: Node, count: int) -> int:
+    if count > MAX_NODES:
+        raise UnsupportedGraphError(f"{node.where}: a sequence of {count} items, too many to unfold")
+    return count
 
 
 def _splitting(walk: Unfolding, node: Node, axis: int, sizes: Sequence[int], names: Sequence[str]) -> list[Node]:

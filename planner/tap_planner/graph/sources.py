@@ -21,7 +21,7 @@ from tap_planner.graph.values import Value
 from tap_planner.graph.weights import constant_value, read_tensor
 from tap_planner.operators import TensorType
 
-SOURCES = frozenset(("Constant", "ConstantOfShape", "EyeLike", "OptionalHasElement", "Range", "Shape", "Size"))
+SOURCES = frozenset(("Constant", "ConstantOfShape", "EyeLike", "Range", "Shape", "Size"))
 """Operators that need no data."""
 _STRUCTURE = frozenset(("bool", "int16", "int32", "int64", "uint16", "uint32", "uint64", "string"))
 
@@ -71,8 +71,6 @@ class Sources:
         if node.type in ("Shape", "Size"):
             assert operands[0] is not None
             return self._constants.array(name, _shape(node, operands[0].shape))
-        if node.type == "OptionalHasElement":
-            return self._constants.array(name, np.array(bool(operands) and operands[0] is not None))
         if node.type == "EyeLike":
             assert operands[0] is not None
             return self._identity_matrix(node, name, operands[0])

@@ -226,5 +226,17 @@ def integer_of(node: Node, attribute: str, default: int | None = None) -> int:
     return found
 
 
+def scanned_of(node: Node) -> int:
+    """How many of a Scan's operands are taken apart, one slice a round.
+
+    Raises:
+        UnsupportedGraphError: the attribute is absent, or more than the operands that are there.
+    """
+    count, given = integer_of(node, "num_scan_inputs"), len(node.proto.input)
+    if not 0 < count <= given:
+        raise UnsupportedGraphError(f"{node.where}: scans {count} of its {given} operands")
+    return count
+
+
 def _defined(graph: onnx.GraphProto) -> list[str]:
     return sorted(name for name in local_names(graph) if name)

@@ -70,7 +70,9 @@ class DeclaredTypes:
                 if size is not None:
                     dim.dim_value = size
         try:
-            made = isolated(lambda: onnx.shape_inference.infer_shapes(bare, data_prop=True).SerializeToString())
+            made = isolated(
+                lambda: onnx.shape_inference.infer_shapes(bare, data_prop=True).SerializeToString(), bare.ByteSize()
+            )
             return onnx.ModelProto.FromString(made).graph
         except (NativeError, DecodeError):
             return bare.graph

@@ -98,20 +98,20 @@ def _settle_domains(proto: onnx.ModelProto, opset: int) -> list[str]:
 
 
 def _upgraded(path: Path, proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    from onnx import checker, version_converter
+    from onnx import version_converter
 
     if not proto.graph.name:
         proto.graph.name = "graph"
 
     def convert() -> bytes:
-        checker.check_model(proto)
         return version_converter.convert_version(proto, MIN_OPSET).SerializeToString()
 
     try:
-        return onnx.ModelProto.FromString(isolated(convert))
+        return onnx.ModelProto.FromString(isolated(convert, proto.ByteSize()))
     except (NativeError, DecodeError) as error:
-        text = str(error)
-        where = _culprit(proto, text)
+        where = _culprit(proto, str(error))
+        # The converter puts its own source line in front.
+        text = re.sub(r"^.*Assertion .* failed: ", "", str(error))
         raise ModelError(
             f"{path}: {where}operator set {opset} cannot be upgraded to {MIN_OPSET} ({text.strip()})",
             hint=f"the lowest operator set that needs no upgrade is {MIN_OPSET}; export with it or a newer one",
@@ -119,9 +119,11 @@ def _upgraded(path: Path, proto: onnx.ModelProto, opset: int) -> onnx.ModelProto
 
 
 def _culprit(proto: onnx.ModelProto, text: str) -> str:
-    """The first node whose operator the message names."""
+    """The first node whose operator the message names, or that MIN_OPSET does not know."""
+    adapter = re.search(r"adapt_([a-z]+)_", text)
     words = set(re.findall(r"\w+", text))
     for node in all_nodes(proto.graph.node):
-        if node.op_type in words:
+        named = node.op_type in words or (adapter is not None and node.op_type.lower() == adapter[1])
+        if named or (not node.domain and not onnx.defs.has(node.op_type, MIN_OPSET)):
             return f"node {node.name or next(iter(node.output), '')!r} ({node.op_type}): "
     return ""

@@ -116,13 +116,14 @@ def build_document(
                 loss=None if loss is None else loss.kind,
                 loss_output=None if loss is None else loss.output,
             ),
-            mesh=MeshSection(axes=decisions.axes, ranks=ranks, idle=idle),
+            mesh=MeshSection(axes=decisions.axes, ranks=ranks),
             pipeline=PipelineSection(
                 stages=_stages(decisions),
                 microbatches=decisions.microbatches,
             ),
             folded=fold_decisions(decisions, reads),
             collectives=collectives,
+            idle=idle,
             predicted=predicted,
             certificate=certificate,
         )

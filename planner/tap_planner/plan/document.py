@@ -81,13 +81,6 @@ class MeshSection:
     axes: tuple[AxisDecision, ...]
     ranks: tuple[tuple[int, ...], ...]
     """Where each rank (row-major over the axes) lies in the cluster: outermost level first, (node, device)."""
-    idle: tuple[IdleDevices, ...] = ()
-
-    @property
-    def num_idle(self) -> int:
-        """Devices that have nothing to do."""
-        used = {entry.axis: entry.first for entry in self.idle}
-        return len(self.ranks) - math.prod(used.get(axis.name, axis.size) for axis in self.axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,8 +263,16 @@ class PlanDocument:
     collectives: tuple[CollectiveEntry, ...]
     predicted: Predicted
     certificate: Certificate
+    idle: tuple[IdleDevices, ...] = ()
     digests: Digests | None = None
     """None until ``with_digests`` has computed them."""
+
+    @property
+    def num_idle(self) -> int:
+        """Devices that have nothing to do."""
+        used = {entry.axis: entry.first for entry in self.idle}
+        busy = math.prod(used.get(axis.name, axis.size) for axis in self.mesh.axes)
+        return len(self.mesh.ranks) - busy
 
     @property
     def axis_names(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from tap_planner.plan.document import (
     BlockEntry,
     BucketEntry,
     CollectiveEntry,
+    IdleDevices,
     MeshSection,
     ParameterEntry,
     PipelineSection,
@@ -53,6 +54,7 @@ def document_to_json(document: PlanDocument) -> Json:
         "redistributions": [_redistribution(entry, axes) for entry in folded.redistributions],
         "buckets": [_bucket(entry, axes) for entry in folded.buckets],
         "collectives": [_collective(entry) for entry in document.collectives],
+        **_idle(document.idle),
         "predicted": _predicted(document),
         "certificate": _certificate(document),
     }
@@ -125,15 +127,10 @@ def _constraint(constraint: Constraint) -> Json:
 
 
 def _mesh(mesh: MeshSection) -> Json:
-    json: Json = {
+    return {
         "axes": [{"name": axis.name, "size": axis.size, "levels": list(axis.levels)} for axis in mesh.axes],
         "ranks": _ranks(mesh.ranks),
     }
-    if mesh.idle:
-        json["idle"] = [
-            {"axis": entry.axis, "first": entry.first, "end": entry.end, "reason": entry.reason} for entry in mesh.idle
-        ]
-    return json
 
 
 def _ranks(ranks: Sequence[tuple[int, ...]]) -> object:
@@ -306,6 +303,12 @@ def _collective(entry: CollectiveEntry) -> Json:
         "count": entry.count,
         "time_ns": entry.time_ns,
     }
+
+
+def _idle(idle: Sequence[IdleDevices]) -> Json:
+    """Absent where no device is idle."""
+    entries = [{"axis": item.axis, "first": item.first, "end": item.end, "reason": item.reason} for item in idle]
+    return {"idle": entries} if entries else {}
 
 
 def _predicted(document: PlanDocument) -> Json:

@@ -17,7 +17,7 @@ from tap_planner.operators import ComputeKind, OperatorSignature, TensorType, re
 
 LARGEST_WHOLE = 1 << 54
 """Most bytes, and most nanoseconds, of the whole graph on one device: twelfths of sums of them stay in 64 bits."""
-LARGEST_SHARE = 1 << 50
+LARGEST_SHARE = 1 << 52
 """Most bytes and nanoseconds of the best plan that can be thought of: stays below what tables call infinite."""
 
 

@@ -1,0 +1,104 @@
+"""The options section of a plan: JSON values -> options; the inverse of ``encode.options_to_json``."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from tap_planner.errors import PlanFormatError
+from tap_planner.operators import ComputeKind, CustomRule, FactorKind, RuleProblemError, custom_rule
+from tap_planner.plan.options import LOSSES, MODES, OPTIMIZERS, PRECISIONS, RECOMPUTES, Auto, Constraint, PlanOptions
+from tap_planner.plan.reader import MAX_INTEGER, REMEDY, Value, fail
+
+_RULES = ("forbid", "require")
+_FACTOR_KINDS = tuple(kind.value for kind in FactorKind)
+_COMPUTE_KINDS = tuple(kind.value for kind in ComputeKind)
+
+
+def options_from_json(value: Value) -> PlanOptions:
+    """Read the options section."""
+    loss = value.get("loss")
+    batch, mesh, batch_dim = value.get("batch"), value.get("mesh"), value.get("batch_dim")
+    return PlanOptions(
+        mode=value["mode"].text(MODES),
+        batch=None if batch is None else batch.integer(1),
+        precision=value["precision"].text(PRECISIONS),
+        optimizer=value["optimizer"].text(OPTIMIZERS),
+        loss=loss and loss["kind"].text(LOSSES),
+        loss_output=loss and loss["output"].text(),
+        cost=value["cost"].text(),
+        zero=_auto(value["zero"], most=3),
+        microbatches=_auto(value["microbatches"], least=1),
+        recompute=value["recompute"].text(("auto", *RECOMPUTES)),
+        mesh=mesh and mesh.text(),
+        max_axes=value["max_axes"].integer(1),
+        gap_basis_points=value["gap_basis_points"].integer(0),
+        max_memory_bytes=_memory_limit(value["max_memory_bytes"]),
+        constraints=value["constraints"].each(_constraint),
+        dims=value["dims"].counts(),
+        shapes={name: shape.integers() for name, shape in value["shapes"].entries()},
+        values={name: _numbers(number) for name, number in value["values"].entries()},
+        batch_dim=batch_dim and batch_dim.text(),
+        freeze=value["freeze"].texts(),
+        train=value["train"].texts(),
+        custom_rules=value["custom_rules"].each(_custom_rule) if value.get("custom_rules") is not None else (),
+    )
+
+
+def _custom_rule(value: Value) -> CustomRule:
+    try:
+        return custom_rule(
+            type=value["type"].text(),
+            inputs=value["inputs"].each(lambda item: None if item.is_null else item.text()),
+            outputs=value["outputs"].texts(),
+            factors={name: kind.text(_FACTOR_KINDS) for name, kind in value["factors"].entries()},
+            sizes={name: _size(size) for name, size in value["sizes"].entries()},
+            linear=value["linear"].each(Value.texts),
+            additive=value["additive"].integers(),
+            kind=value["kind"].text(_COMPUTE_KINDS),
+            flops=value["flops"].integer(1),
+            saved_inputs=value["saved_inputs"].integers(),
+            saved_outputs=value["saved_outputs"].integers(),
+            trainable=value["trainable"].integers(),
+            differentiable=None if (given := value.get("differentiable")) is None else given.integers(),
+            dtype=value["dtype"].each(lambda item: None if item.is_null else item.text()),
+            override=value["override"].flag(),
+        )
+    except RuleProblemError as problem:
+        raise PlanFormatError(f"{value.place}.{problem}", hint=REMEDY) from problem
+
+
+def _size(value: Value) -> int | str:
+    return value.text() if isinstance(value.data, str) else value.integer(1)
+
+
+def _number(value: Value) -> int:
+    return value.integer(-(1 << 63))
+
+
+def _numbers(value: Value) -> int | tuple[int, ...]:
+    return value.each(_number) if isinstance(value.data, list) else _number(value)
+
+
+def _auto(value: Value, least: int = 0, most: int = MAX_INTEGER) -> int | Auto:
+    if value.data == "auto":
+        return "auto"
+    if isinstance(value.data, str):
+        fail(value.place, value.data, "auto or an integer")
+    return value.integer(least, most)
+
+
+def _memory_limit(value: Value) -> int | Literal["device", "none"]:
+    if isinstance(value.data, str):
+        return cast(Literal["device", "none"], value.text(("device", "none")))
+    return value.integer(1)
+
+
+def _constraint(value: Value) -> Constraint:
+    kind = cast(Literal["batch", "operator"], value["kind"].text(("batch", "operator")))
+    return Constraint(
+        kind=kind,
+        pattern=value["operators"].text() if kind == "operator" else "",
+        axis=value["axis"].text(),
+        value=value["value"].text() if kind == "operator" else "",
+        forbid=value["rule"].text(_RULES) == "forbid",
+    )
