@@ -42,6 +42,7 @@ def campaign(
     """
     groups = load_seeds()
     outcomes: Counter[str] = Counter()
+    guarded: Counter[str] = Counter()
     faults: list[dict[str, object]] = []
     slowest: list[tuple[float, int, str]] = []
     reached = nodes = peak = 0
@@ -51,6 +52,8 @@ def campaign(
             mutation = make_mutation(groups, seed, index)
             found = child.run(mutation.data, plan=index % PLANNED_EVERY == 0)
             outcomes[found.outcome] += 1
+            if found.guarded:
+                guarded[found.guarded] += 1
             reached += found.reached
             nodes += found.nodes
             peak = max(peak, found.peak_bytes)
@@ -72,6 +75,7 @@ def campaign(
         {"figure": "seed models", "value": sum(len(items) for items in groups.values())},
         {"figure": "reached binding, percent", "value": round(100 * reached / sum(outcomes.values()), 1)},
         {"figure": "nodes bound", "value": nodes},
+        {"figure": "caught by general guards", "value": guarded.total()},
         {"figure": "faults", "value": len(faults)},
         {"figure": "child processes", "value": starts},
         {"figure": "most resident memory, MiB", "value": peak >> 20},
@@ -80,6 +84,7 @@ def campaign(
     return {
         "figures": figures,
         "outcomes": [{"outcome": name, "inputs": number} for name, number in outcomes.most_common()],
+        "guards": [{"where": where, "inputs": number} for where, number in guarded.most_common(10)],
         "slowest": [{"cpu_s": seconds, "index": index, "seed_model": name} for seconds, index, name in slowest],
         "faults": faults,
     }
@@ -95,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[dict[str, obj
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     result = campaign(options.count, options.seed, first=options.first, keep=options.keep)
-    print(*(table(result[part]) for part in ("figures", "outcomes", "slowest", "faults")), sep="\n\n")
+    print(*(table(result[part]) for part in ("figures", "outcomes", "guards", "slowest", "faults")), sep="\n\n")
     write_json(options.json, result)
     return result
 

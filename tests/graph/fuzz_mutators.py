@@ -16,6 +16,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from tap_planner.operators import known_types
 from tests.graph.fuzz_seeds import Seed, external
 
 T = TypeVar("T")
@@ -24,6 +25,8 @@ Mutator = Callable[[Random, onnx.ModelProto], bool]
 
 BYTE_SHARE = 0.12
 """Share of the inputs that are damaged byte by byte."""
+JOINED_SHARE = 0.08
+"""Share of the models that get the nodes of another one behind them."""
 GROUP_SHARES = {"exported": 0.2, "operator": 0.5, "written": 0.3}
 EXTREME_INTS = (
     *(0, -1, 1, 2, 3, 4, 7, 16, -2, -5, 255, 1000, 65537, 2**20, -(2**20), 2**31 - 1, 2**31, -(2**31), 2**32 + 1),
@@ -37,6 +40,12 @@ ODD_NAMES = (
 EQUATIONS = (
     *("ij,jk->ik", "i,j,k,l,m,n,o,p->ijklmnop", "...ij,...jk->...ik", "ii->i", "ij->", "->", "", "ij,jk", "iI,Ij->ij"),
     *("a" * 60 + "->a", ",".join(string.ascii_letters) + "->" + string.ascii_letters, "ij->ijj", "éé->é", "i j->zz", "..."),
+)
+
+
+FUSED_ATTRIBUTES = (
+    *("num_heads", "kv_num_heads", "unidirectional", "hidden_size", "K", "N", "bits", "block_size", "do_rotary"),
+    *("axis", "is_packed", "interleaved", "top_k", "k", "local_window_size", "transA", "transB", "group"),
 )
 
 
@@ -220,6 +229,50 @@ def insert_operator(rng: Random, model: onnx.ModelProto) -> bool:
             _set_attribute(rng, node.attribute.add(name=key), int(attribute.type.value))
     _insert(graph, at, [node], source, "fuzzed_value")
     return True
+
+
+def insert_fused(rng: Random, model: onnx.ModelProto) -> bool:
+    """Put an operator of another domain between a value and its reader."""
+    graph = pick(rng, _graphs(model))
+    places = [index for index, node in enumerate(graph.node) if node.input]
+    if not places:
+        return False
+    at = pick(rng, places)
+    names, source = _values(graph), graph.node[at].input[0]
+    domain, kind = pick(rng, [name for name in known_types() if "::" in name]).split("::")
+    operands = [source, *(pick(rng, (source, "", pick(rng, names))) for _ in range(int(rng.integers(0, 7))))]
+    node = helper.make_node(kind, operands, ["fuzzed_c"], domain=domain)
+    for key in FUSED_ATTRIBUTES:
+        if _chance(rng, 0.3):
+            node.attribute.add(name=key, type=AttributeProto.INT).i = _integer(rng)
+    if all(entry.domain != domain for entry in model.opset_import):
+        model.opset_import.add(domain=domain, version=1)
+    _insert(graph, at, [node], source, "fuzzed_c")
+    return True
+
+
+def join_models(others: Sequence[Seed]) -> Mutator:
+    """A mutator that puts the nodes of another model behind values of this one."""
+
+    def join(rng: Random, model: onnx.ModelProto) -> bool:
+        other = pick(rng, others).proto
+        graph, names = model.graph, _values(model.graph)
+        renamed = {value.name: pick(rng, names) for value in other.graph.input}
+        for node in other.graph.node[:40]:
+            copy = graph.node.add()
+            copy.CopyFrom(node)
+            for part in (copy.input, copy.output):
+                for index, name in enumerate(part):
+                    if name:
+                        part[index] = renamed.get(name, f"joined_{name}")
+        for tensor in other.graph.initializer:
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = f"joined_{tensor.name}"
+        if graph.node and graph.node[-1].output:
+            graph.output.add().name = graph.node[-1].output[0]
+        return True
+
+    return join
 
 
 def _insert(graph: onnx.GraphProto, at: int, made: Sequence[onnx.NodeProto], old: str, new: str) -> None:
@@ -627,6 +680,7 @@ MUTATORS: tuple[tuple[Mutator, int], ...] = (
     (change_results, 4),
     (move_nodes, 4),
     (insert_operator, 8),
+    (insert_fused, 5),
     (insert_structure, 8),
     (insert_tower, 3),
     (insert_einsum, 2),
@@ -679,7 +733,10 @@ class Mutation:
     data: bytes
 
 
-def _steps(rng: Random, model: onnx.ModelProto) -> Iterator[str]:
+def _steps(rng: Random, model: onnx.ModelProto, others: Sequence[Seed]) -> Iterator[str]:
+    if _chance(rng, JOINED_SHARE):
+        join_models(others)(rng, model)
+        yield "join_models"
     weights = np.array([weight for _, weight in MUTATORS], float)
     count = 1 + int(rng.geometric(0.55) - 1 if _chance(rng, 0.7) else 0)
     for _ in range(min(count, 5)):
@@ -708,7 +765,7 @@ def make_mutation(groups: dict[str, list[Seed]], seed: int, index: int) -> Mutat
     model = onnx.ModelProto()
     model.CopyFrom(origin.proto)
     try:
-        steps = tuple(_steps(rng, model))
+        steps = tuple(_steps(rng, model, groups[list(groups)[-1]]))
         data = model.SerializeToString()
     except (DecodeError, EncodeError):  # nested deeper than protobuf itself goes
         data, steps = damage_bytes(rng, origin.proto.SerializeToString()), ("damage_bytes",)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tap_planner.graph import BindOptions, Graph, ModelFile
@@ -32,6 +32,7 @@ ADDRESS_LIMIT_BYTES = 2 << 30
 RESIDENT_LIMIT_BYTES = 1 << 30
 """An input after which the process has needed more than this is a memory blow-up."""
 CPU_LIMIT_S = 5.0
+"""For importing an input; for planning it the same again."""
 WALL_LIMIT_S = 30.0
 """The child is killed after this: it hangs where no Python signal handler runs (or sleeps)."""
 MAX_MESSAGE = 2000
@@ -63,13 +64,13 @@ def _watch(trail: _Trail) -> None:
 
     run, visit = Binder.run, Binder._visit
 
-    def watched_run(self: Binder, *arguments: object) -> object:
+    def watched_run(self: Binder, *arguments: Any, **named: Any) -> object:
         trail.reached = True
-        return run(self, *arguments)  # type: ignore[arg-type]
+        return run(self, *arguments, **named)
 
-    def watched_visit(self: Binder, *arguments: object) -> object:
+    def watched_visit(self: Binder, *arguments: Any, **named: Any) -> object:
         trail.nodes += 1
-        return visit(self, *arguments)  # type: ignore[arg-type]
+        return visit(self, *arguments, **named)
 
     Binder.run, Binder._visit = watched_run, watched_visit  # type: ignore[method-assign,assignment]
 
@@ -152,10 +153,12 @@ def _plan(path: Path, options: BindOptions) -> None:
         max_axes=1,
         gap_basis_points=10_000,
     )
+    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
     try:
         make_plan(PlanRequest(model=path, cluster="1x2:cpu-core", options=wanted))
     except TapError as error:
         _check_error(error)
+    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
 
 
 def _check_error(error: BaseException) -> None:
@@ -184,6 +187,18 @@ def _check_error(error: BaseException) -> None:
         pending.extend((cause.__cause__, cause.__context__))
 
 
+def _guarded(error: BaseException) -> str:
+    """Where another exception came from that a general guard turned into a refusal; empty for a check of its own."""
+    from tap_planner.errors import TapError
+
+    cause: BaseException = error
+    while isinstance(cause, TapError) and cause.__cause__ is not None and cause.__cause__ is not error:
+        cause = cause.__cause__
+    if isinstance(cause, TapError) or "not a valid" not in str(error):
+        return ""
+    return f"{type(cause).__name__} at {_innermost(cause.__traceback__)}"
+
+
 def _innermost(trace: TracebackType | None) -> str:
     """The innermost line of the product on a traceback."""
     lines = [frame for frame in traceback.extract_tb(trace) if "tap_planner" in frame.filename]
@@ -197,7 +212,7 @@ def _handle(job: Mapping[str, object], trail: _Trail) -> dict[str, object]:
 
     trail.stage, trail.reached, trail.nodes = "load", False, 0
     started = _cpu_s()
-    fault = ""
+    fault = message = guarded = ""
     try:
         signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
         try:
@@ -205,7 +220,8 @@ def _handle(job: Mapping[str, object], trail: _Trail) -> dict[str, object]:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except TapError as error:
-        outcome = f"refused: {trail.stage}, {type(error).__name__}"
+        outcome, message = f"refused: {trail.stage}, {type(error).__name__}", error.message
+        guarded = _guarded(error)
         try:
             _check_error(error)
         except AssertionError as wrong:
@@ -216,11 +232,13 @@ def _handle(job: Mapping[str, object], trail: _Trail) -> dict[str, object]:
         outcome = "traceback"
         fault = f"{type(error).__name__} in {trail.stage} at {_innermost(error.__traceback__)}: {str(error)[:300]!r}"
     spent = _cpu_s() - started
-    if spent > CPU_LIMIT_S and not fault:
+    if spent > CPU_LIMIT_S and not fault and not job["plan"]:
         outcome, fault = "hang", f"{spent:.1f} s of processor time, children included"
     return {
         "outcome": outcome,
         "fault": fault,
+        "message": message,
+        "guarded": guarded,
         "reached": trail.reached,
         "nodes": trail.nodes,
         "cpu_s": round(spent, 4),
@@ -270,6 +288,10 @@ class Outcome:
     """Empty where everything is right."""
     reached: bool
     """Whether it came through parsing, dims and sorting into binding, where shapes are inferred."""
+    message: str = ""
+    """Of a refusal."""
+    guarded: str = ""
+    """Where a general guard, not a check of its own, caught what was wrong."""
     nodes: int = 0
     """Nodes that were bound."""
     cpu_s: float = 0.0

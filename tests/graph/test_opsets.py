@@ -172,7 +172,7 @@ def test_functions_may_call_each_other_often(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("depth", "calls", "round_", "words"),
     [
-        (30, 2, False, "grows to 1048576 nodes"),
+        (30, 2, False, "grows to 262144 nodes"),
         (3, 1, True, "call themselves: local::F0 -> local::F1 -> local::F2 -> local::F0"),
         (2000, 1, False, "cannot be inlined"),
     ],

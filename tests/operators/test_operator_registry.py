@@ -28,7 +28,19 @@ _MODEL_TYPES = (
     *("Sqrt", "Sub", "Sum", "Tanh", "Tile", "TopK", "Transpose", "Trilu", "Where"),
 )
 
-_WITHOUT_CASE = {"Shape", "Size", "ConstantOfShape", "Range", "BitShift", "BitwiseNot", "Acosh", "Swish", "If", "Loop", "Scan"}
+_WITHOUT_CASE = {
+    "Shape",
+    "Size",
+    "ConstantOfShape",
+    "Range",
+    "BitShift",
+    "BitwiseNot",
+    "Acosh",
+    "Swish",
+    "If",
+    "Loop",
+    "Scan",
+}
 
 
 @pytest.mark.parametrize("type", _MODEL_TYPES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +36,7 @@ from tap_planner.graph.roles import Roles
 from tap_planner.graph.sources import SOURCES, Sources, input_value
 from tap_planner.graph.sparse import stored_tensors
 from tap_planner.graph.types import TensorKind
-from tap_planner.graph.unfolding import Unfolding, with_captures
+from tap_planner.graph.unfolding import Kept, Unfolding, with_captures
 from tap_planner.graph.unknown import DeclaredTypes, value_info
 from tap_planner.graph.values import Call, CountUnknownError, Form, Value
 from tap_planner.graph.whole import WHOLE, WholeFlow
@@ -68,7 +68,7 @@ class Binder:
         wanted: names that some node or the graph's outputs read.
         declared: types that the file itself declares, for operators without a record.
         custom: rules of operators without a record.
-        kept: origins of loops that stay whole.
+        kept: what earlier passes learnt of loops.
         counts: sizes that depend on the data, by value and dim.
     """
 
@@ -81,7 +81,7 @@ class Binder:
         wanted: set[str],
         declared: DeclaredTypes,
         custom: CustomRules,
-        kept: Collection[str] = (),
+        kept: Kept | None = None,
         counts: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
         self.types = Types()
@@ -100,10 +100,10 @@ class Binder:
         self.custom = custom
         self._rebatch = bound.rebatch
         self._bound = bound
-        self._kept = kept
+        self._kept = kept or Kept()
         self._counts = counts or {}
         self.unfolding = Unfolding(
-            opset=model.opset, values=self.values, fetch=self.constants.fetch, wanted=wanted, kept=kept
+            opset=model.opset, values=self.values, fetch=self.constants.fetch, wanted=wanted, kept=self._kept
         )
         for name, type_ in bound.types.items():
             self._add_input(name, type_, values, bound.batch_dims.get(name) is not None)
@@ -203,7 +203,7 @@ class Binder:
             batch_dims={name: 0 if given[name].batched else None for name in types},
             rebatch=None,
         )
-        kept: set[str] = set()
+        kept = Kept(made=self._kept.made)
         while True:
             wanted = {name for node in nodes for name in node.inputs}
             wanted.update(outputs)
@@ -224,8 +224,9 @@ class Binder:
             try:
                 inner.run(nodes)
             except control.KeptWholeError as error:
-                kept.add(error.origin)
+                kept.origins.add(error.origin)
             else:
+                self._kept.made = kept.made
                 return [inner.operand(name, "its body") for name in outputs]
 
     def _call(self, node: Node) -> Call:

@@ -15,8 +15,8 @@ from tap_planner.graph.unfolding import MAX_NODES, Unfolding, Work, graph_of, sc
 
 MAX_ROUNDS = 128
 """Loops of more rounds stay whole."""
-_MAX_ALL = 5 * MAX_NODES
-"""Nodes that all loops may add up to."""
+_MAX_ALL = 3 * MAX_NODES // 2
+"""Nodes that all loops may add up to, with what was unfolded in vain; from there on loops stay whole."""
 
 
 class KeptWholeError(Exception):
@@ -71,8 +71,8 @@ class _Rounds:
             walk.push(self.finish(self))
             return
         size = len(self.body.node)
-        walk.made += size
-        if self.index >= MAX_ROUNDS or size * (self.index + 1) > MAX_NODES or walk.made > _MAX_ALL:
+        walk.kept.made += size
+        if self.index >= MAX_ROUNDS or size * (self.index + 1) > MAX_NODES or walk.kept.made > _MAX_ALL:
             raise KeptWholeError(self.node.origin)
         nodes, given = self.begin(self.index)
         if self.has_condition:
@@ -107,13 +107,17 @@ def _if(walk: Unfolding, node: Node) -> list[Work] | None:
     return [*made.nodes, *walk.identities(node, made.results, node.outputs)]
 
 
+def _stays(walk: Unfolding, node: Node) -> bool:
+    return node.origin in walk.kept.origins or walk.kept.made > _MAX_ALL
+
+
 def _loop(walk: Unfolding, node: Node) -> list[Work] | None:
     body = graph_of(node, "body")
     own = node.proto.input
     count = walk.constant(own[0]) if own[0] else None
     condition = own[1] if len(own) > 1 else ""
     bounded = count is not None or (not own[0] and condition)
-    if node.origin in walk.kept or not bounded or (condition and walk.constant(condition) is None):
+    if _stays(walk, node) or not bounded or (condition and walk.constant(condition) is None):
         return None
     if count is not None and count[0] > MAX_ROUNDS:
         return None
@@ -155,7 +159,7 @@ def _scan(walk: Unfolding, node: Node) -> list[Work] | None:
     num_scanned = scanned_of(node)
     split = len(own) - num_scanned
     scanned = [walk.values.get(name) for name in own[split:]]
-    if node.origin in walk.kept or not scanned or None in scanned:
+    if _stays(walk, node) or not scanned or None in scanned:
         return None
     axes = _per_item(node, "scan_input_axes", num_scanned)
     shapes = [value.shape for value in scanned if value is not None]
@@ -206,7 +210,8 @@ def _sequence_map(walk: Unfolding, node: Node) -> list[Work] | None:
     body = graph_of(node, "body")
     own = list(node.proto.input)
     items = walk.items(node, own[0])
-    if len(items) * len(body.node) > MAX_NODES:
+    walk.kept.made += len(items) * len(body.node)
+    if len(items) * len(body.node) > MAX_NODES or walk.kept.made > _MAX_ALL:
         raise UnsupportedGraphError(f"{node.where}: a sequence of {len(items)} items, too many to unfold")
     nodes: list[Work] = []
     results: list[list[str]] = [[] for _ in body.output]

@@ -60,6 +60,8 @@ class Types:
         key = (dtype, tuple(shape))
         found = self._types.get(key)
         if found is None:
+            if dtype == "undefined":
+                raise UnsupportedGraphError("a tensor of an element type that is not known")
             if len(key[1]) > MAX_RANK:
                 raise UnsupportedGraphError(f"a tensor of {len(key[1])} dims, expected at most {MAX_RANK}")
             if min(key[1], default=0) < 0:

@@ -13,7 +13,7 @@ from tap_planner.errors import ModelError
 from tap_planner.graph.native import NativeError, isolated
 from tap_planner.graph.subgraphs import all_nodes
 
-MAX_INLINED_NODES = 1_000_000
+MAX_INLINED_NODES = 200_000
 MAX_INLINED_BYTES = 1 << 30
 _Key = tuple[str, str, str]
 

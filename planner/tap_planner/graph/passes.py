@@ -28,7 +28,7 @@ from tap_planner.graph.options import BindOptions
 from tap_planner.graph.rebatch import prove_rebatched
 from tap_planner.graph.roles import Roles, Stored, find_roles
 from tap_planner.graph.sparse import StoredTensor, constant_tensor, stored_tensors
-from tap_planner.graph.unfolding import with_captures
+from tap_planner.graph.unfolding import Kept, with_captures
 from tap_planner.graph.unknown import DeclaredTypes
 from tap_planner.graph.values import CountUnknownError
 from tap_planner.operators import TensorType
@@ -59,7 +59,7 @@ class _Passes:
     inputs: list[onnx.ValueInfoProto]
     bound: BoundInputs
     nodes: list[Node]
-    kept: set[str] = field(default_factory=set)
+    kept: Kept = field(default_factory=Kept)
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
@@ -78,7 +78,7 @@ class _Passes:
             try:
                 binder.run(nodes)
             except KeptWholeError as error:
-                self.kept.add(error.origin)
+                self.kept.origins.add(error.origin)
                 continue
             except CountUnknownError as error:
                 found = solve_counts(self, error)

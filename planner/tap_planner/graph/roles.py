@@ -129,12 +129,13 @@ class _Walk:
             self._meet(node)
             self._dynamic.update(node.outputs)
             return
-        if node.inputs[0] in self._sources and len(node.inputs) > 1 and node.type in _TABLES:
+        first = node.inputs[0]
+        if first in self._sources and len(node.inputs) > 1 and node.type in _TABLES:
             self._meet(node, (0, *lookup(node.type).quantised_operands))
             self._dynamic.update(node.outputs)
             return
         if node.type in _QUANTISING:
-            sources = self._origins(node.inputs[0])
+            sources = self._origins(first)
             if sources:
                 sources = sources.union(*(self._origins(name) for name in node.inputs))
                 self._through.update(sources)

@@ -10,7 +10,7 @@ the binder walks over them; ``Unfolding.visited`` holds the plain nodes in the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,6 +63,16 @@ class Inlined:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class Kept:
+    """What the passes over a graph learn of its loops."""
+
+    origins: set[str] = field(default_factory=set)
+    """Those that stay whole."""
+    made: int = 0
+    """Nodes that the rounds of all loops added, in all passes."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Unfolding:
     """Walks over nodes and replaces those that can be."""
 
@@ -73,8 +83,7 @@ class Unfolding:
     """Value of a constant by name."""
     wanted: set[str]
     """Names that somebody reads; grows with what is put in."""
-    kept: Collection[str] = ()
-    """Origins of loops that stay whole."""
+    kept: Kept = field(default_factory=Kept)
     visited: list[Node] = field(default_factory=list)
     """Plain nodes, and control flow that stays, in the order of the walk."""
     changed: bool = False
@@ -85,8 +94,8 @@ class Unfolding:
     """Optionals that hold nothing."""
     _pending: list[Work] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
-    made: int = 0
-    """Nodes that loops added."""
+    _taken: dict[str, int] = field(default_factory=dict)
+    """How many names were made of each."""
 
     def walk(self, nodes: Sequence[Node]) -> Iterator[Node]:
         """Nodes to bind, in order; those that ``replace`` puts in come next."""
@@ -131,9 +140,11 @@ class Unfolding:
     # Making nodes -----------------------------------------------------------------------------------------------
 
     def fresh(self, name: str) -> str:
-        made = name
+        made, count = name, self._taken.get(name, 0)
         while made in self.names:
-            made += "_"
+            count += 1
+            made = f"{name}_{count}"
+        self._taken[name] = count
         self.names.add(made)
         return made
 

@@ -7,7 +7,8 @@ from tap_planner.search.costing import CostedModel
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.obstacles import Obstacle, find_obstacles
-from tap_planner.search.planner import SearchRequest, SearchResult, SearchStatistics, search
+from tap_planner.search.planner import search
+from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics
 from tap_planner.search.solver import Solver
 from tap_planner.search.weighting import Assignment, Outcome, Weights
 

@@ -13,7 +13,6 @@ from tap_planner.search.elimination import (
     INFINITE,
     Elimination,
     Factor,
-    WidthError,
     eliminate,
     elimination_order,
 )
@@ -22,8 +21,6 @@ from tap_planner.search.parts import Parts
 from tap_planner.search.pricing import price_assignment
 from tap_planner.search.weighting import Assignment, Outcome, PartTables, Weights
 
-MAX_BOUNDARY_STATES = 400
-"""Boundary states of a block up to which its matrix is worth having."""
 RELAXED_TABLE_ENTRIES = 2_000_000
 """Buckets with larger tables are split in the relaxed model."""
 
@@ -106,8 +103,6 @@ class Minimisation:
         """[s, a, b]"""
         shared, boundary = self.sizes(number)
         states = math.prod(boundary)
-        if states > MAX_BOUNDARY_STATES:
-            raise WidthError(f"{states} boundary states")
         return link.table.reshape(math.prod(shared), states, states)
 
     def chain_scope(self, number: int) -> tuple[int, ...]:
@@ -190,12 +185,16 @@ class Minimisation:
         self._merge(result, self._outer.marginals())
         for number, chain in enumerate(self.chains):
             around = chain.outside_of_links(self.outside(number))
-            self._merge(result, self._links[number][0].marginals(around.reshape(self.chain_shape(number))))
+            free = frozenset(self._model.runs[number].shared).difference(self._shared(number))
+            self._merge(result, self._links[number][0].marginals(around.reshape(self.chain_shape(number))), free)
         return result
 
-    def _merge(self, result: dict[int, np.ndarray], found: Mapping[int, np.ndarray]) -> None:
+    def _merge(
+        self, result: dict[int, np.ndarray], found: Mapping[int, np.ndarray], foreign: frozenset[int] = frozenset()
+    ) -> None:
+        """Take over what is less; ``foreign`` variables were free in the part, which says nothing of their values."""
         for variable, costs in found.items():
-            if variable in self._parts.sets:
+            if variable in self._parts.sets or variable in foreign:
                 continue
             key = self._model.class_of_variable(variable)
             result[key] = np.minimum(result[key], costs) if key in result else costs

@@ -8,8 +8,9 @@ its own: all later occurrences are copies of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from tap_planner.cluster import Cluster, Mesh
@@ -22,6 +23,9 @@ from tap_planner.search.storage import ParameterStorage
 from tap_planner.search.tensor_terms import TensorTerms
 from tap_planner.search.terms import RegionPolicy, Term
 from tap_planner.sharding import Placements
+
+MAX_BOUNDARY_STATES = 400
+"""Boundary states of a block up to which its matrix is worth having."""
 
 
 class PartKind(Enum):
@@ -267,10 +271,13 @@ class Model:
             if any(self.run_of[slot.variable] == number for slot in term.slots):
                 yield position
 
-    def chainable(self) -> bool:
-        """Whether every run is a chain that the parts describe: all boundary operators lie inside an occurrence and
-        what leaves the last occurrence also goes from each occurrence to the next."""
-        return all(0 <= offset < len(parts.first) for parts in self.runs for offset in parts.boundary)
+    def is_chain(self, number: int) -> bool:
+        """Whether a run is a chain that the parts describe: all boundary operators lie inside an occurrence, what
+        leaves the last occurrence also goes from each occurrence to the next, and the boundary has few states."""
+        run = self.runs[number]
+        if not all(0 <= offset < len(run.first) for offset in run.boundary):
+            return False
+        return math.prod(self.domain(variable) for variable in run.first_boundary) <= MAX_BOUNDARY_STATES
 
 
 def build_model(
@@ -282,8 +289,9 @@ def build_model(
     hints: dict[str, tuple[tuple[int, ...], ...]],
 ) -> Model:
     """Variables and terms of a folded graph on a mesh; runs that are no chains are taken apart."""
-    model = Model(ModelSpace(folded.graph, folded, cluster, mesh, precision, strategy_filter, hints))
-    if model.chainable():
-        return model
-    unfolded = FoldedGraph(graph=folded.graph, runs=())
-    return Model(ModelSpace(folded.graph, unfolded, cluster, mesh, precision, strategy_filter, hints))
+    while True:
+        model = Model(ModelSpace(folded.graph, folded, cluster, mesh, precision, strategy_filter, hints))
+        chains = tuple(run for number, run in enumerate(folded.runs) if model.is_chain(number))
+        if len(chains) == len(folded.runs):
+            return model
+        folded = replace(folded, runs=chains)

@@ -19,6 +19,8 @@ from tap_planner.search.weighting import PartTables
 
 MAX_DENSE_ENTRIES = 4_000_000
 """Largest exact table of a term."""
+MAX_RELAXED_ENTRIES = 200_000
+"""Largest relaxed table over a run's boundary and what its occurrences share; its powers take minutes beyond."""
 
 _TableKey = tuple[PartKind, int, bool]
 """Part, run, whether exact."""
@@ -58,9 +60,22 @@ class Parts:
         return self.sets.size(variable) if variable in self.sets else len(self.domains.alive(variable))
 
     def shared_keep(self, number: int, exact: bool) -> tuple[int, ...]:
-        """Variables outside a run that all its occurrences are coupled with."""
-        shared = self.model.runs[number].shared
-        return (*shared, *self.sets.of_run(number)) if exact else shared
+        """Variables outside a run that its occurrences are coupled with.
+
+        In the relaxed model the largest are left out where the table over all of them would be too large: every
+        occurrence then takes the value that suits it best, which is a lower bound.
+        """
+        run = self.model.runs[number]
+        if exact:
+            return (*run.shared, *self.sets.of_run(number))
+        entries = math.prod(self.size(variable) for variable in run.first_boundary) ** 2
+        kept: set[int] = set()
+        for variable in sorted(run.shared, key=lambda variable: (self.size(variable), variable)):
+            entries *= self.size(variable)
+            if entries > MAX_RELAXED_ENTRIES:
+                break
+            kept.add(variable)
+        return tuple(variable for variable in run.shared if variable in kept)
 
     # -- tables ------------------------------------------------------------------------------------------------
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 
-from tap_planner.cluster import Cluster, Mesh
 from tap_planner.errors import InfeasibleError, LimitReachedError, UnsupportedGraphError
-from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
-from tap_planner.plan import Decisions
 from tap_planner.search.assemble import assemble
 from tap_planner.search.capacity import parameter_demand, tensor_demand, uncountable
 from tap_planner.search.configuration import Configuration
-from tap_planner.search.constraints import StrategyFilter, StrategyRule
+from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.model import Model, build_model
-from tap_planner.search.obstacles import Obstacle, find_obstacles
+from tap_planner.search.obstacles import find_obstacles
+from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics, does_not_fit, gigabytes
 from tap_planner.search.solver import Solver
 from tap_planner.search.weighting import Outcome
 from tap_planner.sharding import BatchMap, block_hints, map_batch
@@ -28,63 +24,6 @@ WITHOUT_ACTIVATIONS = 1 << 40
 """Divisor of activations that leaves nothing of them."""
 MAX_MICROBATCHES = 128
 """Largest microbatch count that the search tries by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRequest:
-    """What to search."""
-
-    folded: Callable[[int], FoldedGraph]
-    """Microbatch count -> the graph bound with the batch of one microbatch, folded."""
-    batch: int
-    """Global batch."""
-    cluster: Cluster
-    meshes: tuple[Mesh, ...]
-    precision: str
-    optimizer: str
-    training: bool
-    zero_levels: tuple[int, ...]
-    recomputes: tuple[str, ...]
-    microbatches: int | None
-    """None: the search chooses."""
-    limit_bytes: int | None
-    gap: Fraction
-    """The search ends when its plan is proven to be within this share of the optimum."""
-    constraints: Callable[[Mesh], tuple[StrategyRule, ...]]
-    """Constraints for a mesh (they name axes)."""
-    loss_output: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchStatistics:
-    """How much was looked at."""
-
-    meshes: int
-    configurations: int
-    """Configurations of the space."""
-    solved: int
-    pruned: int
-    strategies: int
-    """Strategies of all operators on the chosen mesh."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The best plan found, with its proof."""
-
-    decisions: Decisions
-    folded: FoldedGraph
-    mesh: Mesh
-    objective_ns: int
-    bound_ns: int
-    """No plan of the space has a smaller objective."""
-    memory_bytes: int
-    multiplier: int
-    """Memory weight of the Lagrangian bound, in ns per 1024 bytes; 0 where the limit does not bind."""
-    statistics: SearchStatistics
-    notes: tuple[str, ...]
-    obstacles: tuple[Obstacle, ...] = ()
-    """Why axes of the mesh are used less than they could be."""
 
 
 _Setting = tuple[int, int, int]
@@ -168,7 +107,7 @@ class _Search:
                 demands.append(parameter_demand(graph, cluster, request.precision))
             least = max(demands, key=lambda demand: demand.num_bytes)
             if least.num_bytes > room:
-                raise _does_not_fit(request, least.num_bytes, room, f"{least.what} needs")
+                raise does_not_fit(request, least.num_bytes, room, f"{least.what} needs")
         if excess is not None:
             raise UnsupportedGraphError(
                 f"{graph.name}: on one device the graph takes about 2^{excess.value.bit_length() - 1} {excess.what}, "
@@ -382,32 +321,7 @@ class _Search:
         least = min(bounds)
         if unknown and least <= limit:
             return LimitReachedError(
-                f"no plan within {_gigabytes(limit)} per device was found, and it is not proven that there is none",
+                f"no plan within {gigabytes(limit)} per device was found, and it is not proven that there is none",
                 hint="raise --max-memory, or fix --zero, --recompute and --microbatches",
             )
-        return _does_not_fit(request, least, limit, "every plan needs")
-
-
-def _does_not_fit(request: SearchRequest, least: int, limit: int, needs: str) -> InfeasibleError:
-    return InfeasibleError(
-        f"no plan fits: {needs} at least {_gigabytes(least)} per device "
-        f"({least} bytes), the limit is {_gigabytes(limit)} ({limit} bytes)",
-        hint=_infeasible_hint(request, least, limit),
-        least_memory_bytes=least,
-        limit_bytes=limit,
-    )
-
-
-def _infeasible_hint(request: SearchRequest, least: int, limit: int) -> str:
-    devices = request.cluster.num_devices
-    needed = -(-least * devices // limit)
-    hint = f"use about {needed} such devices (there are {devices})"
-    if 3 not in request.zero_levels and request.training:
-        hint += ", or allow --zero 3"
-    if "full" not in request.recomputes and request.training:
-        hint += ", or allow --recompute full"
-    return hint
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
+        return does_not_fit(request, least, limit, "every plan needs")

@@ -90,12 +90,18 @@ class ModelSpace:
         self._spaces: dict[_OperatorKey, OperatorSpace] = {}
         self._by_operator: dict[int, OperatorSpace] = {}
         self._tables: dict[TensorType, RedistributionTable] = {}
+        self._needed: dict[str, tuple[bool, ...]] = {}
         self._trainable = {parameter.name: parameter.trainable for parameter in graph.parameters}
 
     # -- operators ---------------------------------------------------------------------------------------------
 
     def requires_gradient(self, operator: Operator) -> tuple[bool, ...]:
         """Per operand, whether the operator's backward makes its gradient."""
+        if operator.id not in self._needed:
+            self._needed[operator.id] = self._gradients_of(operator)
+        return self._needed[operator.id]
+
+    def _gradients_of(self, operator: Operator) -> tuple[bool, ...]:
         if not any(self.graph.tensors[name].requires_gradient for name in operator.outputs):
             return tuple(False for _ in operator.inputs)
         differentiable = record_of(operator.signature).differentiable_operands

@@ -17,6 +17,8 @@ from tap_planner.sharding import Placements, dual_placements, read_placements
 
 Readers = tuple[tuple[int, int], ...]
 """(operator, operand) pairs that read a tensor."""
+MANY_READERS = 64
+"""More operands than that are looked through for equal ones: terms take time in the square of their number."""
 
 
 class TensorTerms:
@@ -90,10 +92,20 @@ class TensorTerms:
             wanted=wanted,
             producer_keeps=keeps,
             is_activation=True,
-            slots=tuple(self._slot(index, position, name) for index, position in readers),
+            slots=self._distinct_slots(readers, name),
             cost_ns=self._space.table(self._graph.tensors[name].type).cost_ns,
             state_bytes=self._bytes(name),
         )
+
+    def _distinct_slots(self, readers: Readers, name: str) -> tuple[Slot, ...]:
+        """The operands that read a tensor; of very many, one for each operator and demand (the others cost nothing)."""
+        slots = [self._slot(index, position, name) for index, position in readers]
+        if len(slots) <= MANY_READERS:
+            return tuple(slots)
+        demands: dict[tuple[int, bytes, bytes, bool], Slot] = {}
+        for slot in slots:
+            demands.setdefault((slot.variable, slot.destination.tobytes(), slot.gradient.tobytes(), slot.kept), slot)
+        return tuple(demands.values())
 
     def _parameter_term(self, parameter: str, name: str, readers: Readers) -> Term:
         table = self._space.table(self._graph.tensors[name].type)

@@ -1,0 +1,105 @@
+"""What is asked of the search, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tap_planner.cluster import Cluster, Mesh
+from tap_planner.errors import InfeasibleError
+from tap_planner.folding import FoldedGraph
+from tap_planner.plan import Decisions
+from tap_planner.search.constraints import StrategyRule
+from tap_planner.search.obstacles import Obstacle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """What to search."""
+
+    folded: Callable[[int], FoldedGraph]
+    """Microbatch count -> the graph bound with the batch of one microbatch, folded."""
+    batch: int
+    """Global batch."""
+    cluster: Cluster
+    meshes: tuple[Mesh, ...]
+    precision: str
+    optimizer: str
+    training: bool
+    zero_levels: tuple[int, ...]
+    recomputes: tuple[str, ...]
+    microbatches: int | None
+    """None: the search chooses."""
+    limit_bytes: int | None
+    gap: Fraction
+    """The search ends when its plan is proven to be within this share of the optimum."""
+    constraints: Callable[[Mesh], tuple[StrategyRule, ...]]
+    """Constraints for a mesh (they name axes)."""
+    loss_output: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchStatistics:
+    """How much was looked at."""
+
+    meshes: int
+    configurations: int
+    """Configurations of the space."""
+    solved: int
+    pruned: int
+    strategies: int
+    """Strategies of all operators on the chosen mesh."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """The best plan found, with its proof."""
+
+    decisions: Decisions
+    folded: FoldedGraph
+    mesh: Mesh
+    objective_ns: int
+    bound_ns: int
+    """No plan of the space has a smaller objective."""
+    memory_bytes: int
+    multiplier: int
+    """Memory weight of the Lagrangian bound, in ns per 1024 bytes; 0 where the limit does not bind."""
+    statistics: SearchStatistics
+    notes: tuple[str, ...]
+    obstacles: tuple[Obstacle, ...] = ()
+    """Why axes of the mesh are used less than they could be."""
+
+
+def does_not_fit(request: SearchRequest, least: int, limit: int, needs: str) -> InfeasibleError:
+    """The answer that nothing fits.
+
+    Args:
+        request: what was asked.
+        least: the least bytes per device that are needed.
+        limit: what there is.
+        needs: what needs them, as ``every plan needs``.
+    """
+    return InfeasibleError(
+        f"no plan fits: {needs} at least {gigabytes(least)} per device "
+        f"({least} bytes), the limit is {gigabytes(limit)} ({limit} bytes)",
+        hint=_infeasible_hint(request, least, limit),
+        least_memory_bytes=least,
+        limit_bytes=limit,
+    )
+
+
+def _infeasible_hint(request: SearchRequest, least: int, limit: int) -> str:
+    devices = request.cluster.num_devices
+    needed = -(-least * devices // max(limit, 1))
+    hint = f"use about {needed} such devices (there are {devices})"
+    if 3 not in request.zero_levels and request.training:
+        hint += ", or allow --zero 3"
+    if "full" not in request.recomputes and request.training:
+        hint += ", or allow --recompute full"
+    return hint
+
+
+def gigabytes(num_bytes: int) -> str:
+    """``85.90 GB``."""
+    return f"{num_bytes / 1e9:.2f} GB"
