@@ -63,8 +63,17 @@ class TapError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         self.message = _one_line(message)
-        self.hint = _one_line(hint)
+        self.hint = hint
         super().__init__(self.message)
+
+    @property
+    def hint(self) -> str:
+        """One next thing to do, in one printable line, or an empty text."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        self._hint = _one_line(hint)
 
 
 class UsageError(TapError):

@@ -69,7 +69,10 @@ def _top_k(call: Call) -> Form:
 
 def _one_hot(call: Call) -> Form:
     indices = call.operand(0)
-    off, on = call.array(2).reshape(-1).tolist()
+    pair = call.array(2)
+    if pair.size != 2 or pair.dtype == object:
+        raise call.error(f"its values are {pair.size} elements of {pair.dtype}, expected 2 numbers")
+    off, on = pair.reshape(-1).tolist()
     attributes: dict[str, AttributeValue] = {
         "axis": call.axis(call.integer("axis", -1), indices.rank + 1),
         "depth": int(call.scalar(1)),
@@ -142,6 +145,11 @@ def _spatial(call: Call, kernel: tuple[int, ...], *, ceil_mode: int = 0) -> dict
     strides = call.integers("strides") or (1,) * rank
     dilations = call.integers("dilations") or (1,) * rank
     pads = call.integers("pads") or (0,) * (2 * rank)
+    if not len(strides) == len(dilations) == rank or len(pads) != 2 * rank or call.operand(0).rank != rank + 2:
+        raise call.error(
+            f"a kernel of {rank} dims over {call.operand(0).rank} dims, with {len(strides)} strides, {len(dilations)} "
+            f"dilations and {len(pads)} pads"
+        )
     mode = call.text("auto_pad", "NOTSET")
     if mode == "VALID":
         pads = (0,) * (2 * rank)

@@ -170,6 +170,8 @@ def _slice(call: Call) -> Form:
         raise call.error("has no starts or ends")
     axes = call.ints_either("axes", 3) or tuple(range(len(starts)))
     steps = call.ints(4) if call.has(4) else (1,) * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise call.error(f"{len(starts)} starts, {len(ends)} ends, {len(axes)} axes and {len(steps)} steps")
     kept: list[tuple[int, int, int, int]] = []
     for start, end, axis, step in sorted(zip(starts, ends, axes, steps, strict=True), key=lambda item: item[2]):
         dim = call.axis(axis, value.rank)
@@ -210,6 +212,8 @@ def _split(call: Call) -> Form:
 
 def _concat(call: Call) -> Form:
     values = [value for value in call.inputs if value is not None]
+    if len({value.rank for value in values}) != 1:
+        raise call.error(f"joins tensors of {', '.join(str(value.rank) for value in values) or 'no'} dims")
     axis = call.axis(call.integer("axis", 1), values[0].rank)
     empty = [value for value in values if value.shape[axis] != 0]
     values = empty or values[:1]
