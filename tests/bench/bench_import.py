@@ -24,10 +24,10 @@ import onnx
 from tap_planner.folding import fold
 from tap_planner.graph import BindOptions, ModelFile, bind, load_model
 from tests.bench.deep_models import deepened, residual_chain
-from tests.bench.instances import DATA, table, write_json
+from tests.bench.instances import DATA, markdown, table, write_json
 
 _CHILD = """
-import json, resource, sys, time
+import json, sys, time
 start = time.perf_counter()
 from pathlib import Path
 from tap_planner.folding import fold
@@ -40,6 +40,7 @@ graph = bind(model, BindOptions(batch=8, dims=options, training=True))
 bound = time.perf_counter()
 folded = fold(graph)
 done = time.perf_counter()
+peak_kib = int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 print(json.dumps({
     "nodes": len(model.proto.graph.node),
     "operators": len(graph.operators),
@@ -48,7 +49,7 @@ print(json.dumps({
     "bind_s": round(bound - loaded, 2),
     "fold_s": round(done - bound, 2),
     "total_s": round(done - start, 2),
-    "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
+    "peak_gb": round(peak_kib * 1024 / 1e9, 2),
     "folded_percent": round(100 * folded.folded_share, 1),
 }))
 """
@@ -150,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[dict[str, obj
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the ONNX files")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         models = scale_models(options.data, Path(folder))
@@ -158,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[dict[str, obj
             "inference": [inference(name, path) for name, path in models.items()],
             "folding": [folding(path) for path in sorted(options.data.glob("*.onnx"))],
         }
-    print(*(table(rows) for rows in result.values()), sep="\n\n")
+    show = markdown if options.markdown else table
+    print(*(show(rows) for rows in result.values()), sep="\n\n")
     write_json(options.json, result)
     return result
 

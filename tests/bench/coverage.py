@@ -1,4 +1,4 @@
-"""What becomes of every shared model and every case: the tables of the documents.
+"""What becomes of every test model, the onnx package's CNNs, and every case: the tables of docs/coverage.md.
 
 Models are bound for inference and for training, folded, and planned on 2x2 A100s by one cold ``tap-plan`` (training
 where it can be trained, else inference). Cases are given to one cold ``tap-plan`` each, with the dims that their README
@@ -27,7 +27,7 @@ from tap_planner.errors import TapError
 from tap_planner.folding import fold
 from tap_planner.graph import BindOptions, Graph, bind, load_model
 from tap_planner.operators import lookup
-from tests.bench.instances import DATA, DEVICE, table, write_json
+from tests.bench.instances import DATA, DEVICE, light_models, markdown, table, write_json
 
 BATCH = 8
 SIZES: Mapping[str, int] = {"seq": 16, "dec_seq": 8, "past": 8, "past_len": 8}
@@ -60,6 +60,11 @@ def symbolic_dims(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
+def takes_batch(path: Path, dims: Sequence[str]) -> bool:
+    """Whether the batch is free: it is symbolic, or the network is one of those that are re-batched."""
+    return "batch" in dims or path.stem.startswith("light_")
+
+
 def bound(path: Path, dims: Sequence[str], mode: str) -> Bound:
     """Bind and fold a model.
 
@@ -69,7 +74,7 @@ def bound(path: Path, dims: Sequence[str], mode: str) -> Bound:
         mode: ``infer`` or ``train``.
     """
     options = BindOptions(
-        batch=BATCH if "batch" in dims else None,
+        batch=BATCH if takes_batch(path, dims) else None,
         dims={name: SIZES.get(name, 8) for name in dims if name != "batch"},
         training=mode == "train",
     )
@@ -101,7 +106,7 @@ def model_row(path: Path, folder: Path) -> dict[str, object]:
     mode = "train" if graphs[1] is not None else "infer"
     sizes = {name: SIZES.get(name, 8) for name in dims if name != "batch"}
     options = [word for name, size in sizes.items() for word in ("--dim", f"{name}={size}")]
-    options += ["--batch", str(BATCH)] if "batch" in dims else []
+    options += ["--batch", str(BATCH)] if takes_batch(path, dims) else []
     return {
         "model": path.stem,
         "operators": len(graph.operators) if graph else "-",
@@ -232,7 +237,7 @@ def measure(
     """
     result: dict[str, list[dict[str, object]]] = {"models": [], "cases": []}
     with tempfile.TemporaryDirectory() as scratch:
-        for path in models(model_folder, Path(scratch)):
+        for path in (*models(model_folder, Path(scratch)), *(instance.path for instance in light_models())):
             if not only or path.stem in only:
                 result["models"].append(model_row(path, Path(scratch)))
                 progress(result["models"][-1])
@@ -242,14 +247,6 @@ def measure(
                     result["cases"].append(row)
                     progress(row)
     return result
-
-
-def markdown(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows of equal keys as a Markdown table."""
-    if not rows:
-        return "(nothing)"
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, list[dict[str, object]]]:

@@ -40,7 +40,7 @@ def required_models(data: Path = DATA) -> tuple[Instance, ...]:
     Args:
         data: folder of the ONNX files; the ``light_*`` networks come from the onnx package.
     """
-    return (*_exported(data), *_written(data), *_light())
+    return (*_exported(data), *_written(data), *light_models())
 
 
 def _exported(data: Path) -> tuple[Instance, ...]:
@@ -66,7 +66,8 @@ def _written(data: Path) -> tuple[Instance, ...]:
     )
 
 
-def _light() -> tuple[Instance, ...]:
+def light_models() -> tuple[Instance, ...]:
+    """The nine CNNs that come with the onnx package; their batch is fixed at 1 in the file."""
     spec = find_spec("onnx")
     assert spec is not None and spec.submodule_search_locations is not None
     folder = Path(next(iter(spec.submodule_search_locations))) / "backend" / "test" / "data" / "light"
@@ -80,6 +81,14 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in cells)
+
+
+def markdown(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows of equal keys as a Markdown table."""
+    if not rows:
+        return "(nothing)"
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def write_json(path: Path | None, result: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,8 +35,8 @@ WRITTEN = {
             s = Shape(x) n = Gather<axis = 0>(s, one) b = Slice(s, zero, one) t = Concat<axis = 0>(b, n, eight)
             e = Gather(table, ids) f = Reshape(e, t) g = Add(f, x) count = Squeeze(n, zero)
             p = Range(start, count, step) pe = Unsqueeze(p, zero) q = Gather(table, pe) r = Expand(q, t) y = Add(g, r)
-            filled = ConstantOfShape<value = float[1] {2.0}>(t) m = Mul(filled, y) pd = Pad(m, pads) tl = Tile(pd, repeats)
-            z = Slice(tl, zero, two, one)
+            filled = ConstantOfShape<value = float[1] {2.0}>(t) m = Mul(filled, y) pd = Pad(m, pads)
+            tl = Tile(pd, repeats) z = Slice(tl, zero, two, one)
         }""",
     "einsum": """
         agraph (float[batch, seq, 8] x) => (float[batch, seq, seq] y)
@@ -152,7 +153,7 @@ def _tensor(name: str, shape: list[int | str], kind: int = TensorProto.FLOAT) ->
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def _model(graph: onnx.GraphProto, opset: int = 17, **extra: object) -> onnx.ModelProto:
+def _model(graph: onnx.GraphProto, opset: int = 17, **extra: Any) -> onnx.ModelProto:
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)], **extra)
 
 
@@ -233,7 +234,12 @@ def _stored() -> onnx.ModelProto:
         helper.make_node("Reshape", ["k", "t"], ["y"]),
     ]
     graph = helper.make_graph(
-        nodes, "e", [_tensor("x", ["batch", 4])], [_tensor("y", ["batch", 4])], [weight, target], sparse_initializer=[sparse]
+        nodes,
+        "e",
+        [_tensor("x", ["batch", 4])],
+        [_tensor("y", ["batch", 4])],
+        [weight, target],
+        sparse_initializer=[sparse],
     )
     return _model(graph)
 
@@ -246,9 +252,7 @@ def _recurrent() -> onnx.ModelProto:
     ]
     nodes = [helper.make_node("LSTM", ["x", "w", "r", "b"], ["y", "h", "c"], hidden_size=8)]
     shape: list[int | str] = ["seq", 1, "batch", 8]
-    return _model(
-        helper.make_graph(nodes, "r", [_tensor("x", ["seq", "batch", 4])], [_tensor("y", shape)], stored)
-    )
+    return _model(helper.make_graph(nodes, "r", [_tensor("x", ["seq", "batch", 4])], [_tensor("y", shape)], stored))
 
 
 def _operator_tests() -> list[Seed]:

@@ -1,7 +1,7 @@
 """Runs damaged models through the importer in a child process with limits, and says what came of each.
 
-Right is: an accepted graph that is what it claims to be, or a ``TapError`` of one printable line. Anything else (another
-exception, a warning, more than the time, more than the memory, a dead process) is a fault.
+Right is: an accepted graph that is what it claims to be, or a ``TapError`` of one printable line. Anything else is a
+fault: another exception, a warning, more than the time, more than the memory, a dead process.
 """
 
 from __future__ import annotations
@@ -342,8 +342,7 @@ class Importer:
         assert child is not None
         if hangs:
             child.kill()
-        code = child.wait()
-        self._child = None
+        code = self.close()
         if hangs:
             return Outcome(outcome="hang", fault=f"no answer in {WALL_LIMIT_S} s", reached=False, cpu_s=WALL_LIMIT_S)
         return Outcome(outcome="crash", fault=f"the process died with code {code}", reached=False)
@@ -363,15 +362,17 @@ class Importer:
             )
         return self._child
 
-    def close(self) -> None:
-        """End the child."""
+    def close(self) -> int:
+        """End the child; its exit code."""
         child, self._child = self._child, None
-        if child is not None:
-            assert child.stdin is not None and child.stdout is not None
-            with contextlib.suppress(OSError):
-                child.stdin.close()
-            child.wait()
-            child.stdout.close()
+        if child is None:
+            return 0
+        assert child.stdin is not None and child.stdout is not None
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        code = child.wait()
+        child.stdout.close()
+        return code
 
 
 @contextlib.contextmanager

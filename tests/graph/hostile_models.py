@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,7 +30,7 @@ def _model(
     outputs: Sequence[str] = ("y",),
     opset: int = OPSET,
     domains: Sequence[str] = (),
-    **extra: object,
+    **extra: Any,
 ) -> bytes:
     results = [ValueInfoProto(name=name) for name in outputs]
     graph = helper.make_graph(list(nodes), "g", list(inputs), results, list(stored))
@@ -36,13 +38,17 @@ def _model(
     return helper.make_model(graph, ir_version=8, opset_imports=imports, **extra).SerializeToString()
 
 
-def _node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: object) -> NodeProto:
+def _node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> NodeProto:
     return helper.make_node(kind, list(inputs), list(outputs), **attributes)
 
 
 def _filled(sizes: object, then: Sequence[NodeProto] = ()) -> bytes:
     """A constant of the given shape, added to the input (or what ``then`` makes of it)."""
-    nodes = [_node("ConstantOfShape", ["sizes"], ["c"]), *then, _node("Add", ["x", then[-1].output[0] if then else "c"], ["y"])]
+    nodes = [
+        _node("ConstantOfShape", ["sizes"], ["c"]),
+        *then,
+        _node("Add", ["x", then[-1].output[0] if then else "c"], ["y"]),
+    ]
     return _model(nodes, [_stored("sizes", sizes)])
 
 
@@ -110,7 +116,7 @@ def _many_results() -> bytes:
 
 
 def _many_operands() -> bytes:
-    return _model([_node("Concat", ["x"] * 20_000, ["y"], axis=0)])
+    return _model([_node("Concat", ["x"] * 10_000, ["y"], axis=0)])
 
 
 def _many_items() -> bytes:
@@ -125,7 +131,10 @@ def _many_items() -> bytes:
 
 def _einsum() -> bytes:
     letters = "abcdefghijklmnopqrstuvwxyz"
-    return _model([_node("Einsum", ["x0"] * 26, ["y"], equation=",".join(letters) + "->" + letters)], inputs=[_value("x0", [1000])])
+    return _model(
+        [_node("Einsum", ["x0"] * 26, ["y"], equation=",".join(letters) + "->" + letters)],
+        inputs=[_value("x0", [1000])],
+    )
 
 
 def _einsum_of_constants() -> bytes:
@@ -152,7 +161,11 @@ def _rank() -> bytes:
 def _sparse(dims: Sequence[int], indices: Sequence[int]) -> bytes:
     values = helper.make_tensor("w", _FLOAT, [len(indices)], [1.0] * len(indices))
     sparse = helper.make_sparse_tensor(values, _stored("at", indices), dims)
-    nodes = [_node("Constant", [], ["c"], sparse_value=sparse), _node("ReduceMax", ["c"], ["m"]), _node("Add", ["x", "m"], ["y"])]
+    nodes = [
+        _node("Constant", [], ["c"], sparse_value=sparse),
+        _node("ReduceMax", ["c"], ["m"]),
+        _node("Add", ["x", "m"], ["y"]),
+    ]
     return _model(nodes)
 
 
@@ -165,7 +178,7 @@ def _activation_tower() -> bytes:
 # -- lies --------------------------------------------------------------------------------------------------------
 
 
-def _weight(**changes: object) -> bytes:
+def _weight(**changes: Any) -> bytes:
     tensor = _stored("w", np.ones((8, 8)), np.float32)
     for name, value in changes.items():
         if name == "dims":
@@ -176,7 +189,7 @@ def _weight(**changes: object) -> bytes:
     return _model([_node("MatMul", ["x", "w"], ["y"])], [tensor])
 
 
-def _target(**changes: object) -> bytes:
+def _target(**changes: Any) -> bytes:
     tensor = _stored("t", [-1, 4])
     for name, value in changes.items():
         if name == "dims":
@@ -295,7 +308,7 @@ def _functions(calls: int, count: int, *, ring: bool = False) -> bytes:
         callee = "Neg" if last else f"F{(level + 1) % count}"
         nodes = [
             helper.make_node(callee, [source], [result], domain="" if last else "f")
-            for source, result in zip(names, names[1:], strict=False)
+            for source, result in itertools.pairwise(names)
         ]
         functions.append(helper.make_function("f", f"F{level}", ["a"], ["b"], nodes, imports))
     node = helper.make_node("F0", ["x"], ["y"], domain="f")
@@ -350,7 +363,7 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "products of large integer matrices": _integer_product,
     "a constant padded to 2^34 elements inside a pool": _reference_pads,
     "a split into 2^31 parts": _many_results,
-    "20,000 operands": _many_operands,
+    "10,000 operands": _many_operands,
     "a sequence of 2^40 items": _many_items,
     "an Einsum of 1000^26 elements": _einsum,
     "an Einsum of constants with 64^8 products": _einsum_of_constants,

@@ -35,7 +35,7 @@ def bind(model: ModelFile, options: BindOptions) -> Graph:
     try:
         with collector_paused():
             return _bind(model, options)
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, UnicodeDecodeError) as error:
         # Nodes are guarded one by one; what is left are damaged declarations (names that are no text, say).
         message = f"{model.path}: not a valid ONNX graph ({type(error).__name__}: {error})"
         raise ModelError(message, hint="check the file with onnx.checker") from error

@@ -36,7 +36,7 @@ from tap_planner.graph.roles import Roles
 from tap_planner.graph.sources import SOURCES, Sources, input_value
 from tap_planner.graph.sparse import stored_tensors
 from tap_planner.graph.types import TensorKind
-from tap_planner.graph.unfolding import Kept, Unfolding, with_captures
+from tap_planner.graph.unfolding import DAMAGE, Kept, Unfolding, with_captures
 from tap_planner.graph.unknown import DeclaredTypes, value_info
 from tap_planner.graph.values import Call, CountUnknownError, Form, Value
 from tap_planner.graph.whole import WHOLE, WholeFlow
@@ -141,8 +141,8 @@ class Binder:
                     raise
                 except ModelError as error:
                     raise located(error, node.where) from error
-                except (ArithmeticError, LookupError, TypeError, ValueError, MemoryError) as error:
-                    text = f"{node.where}: not a valid node ({error})"
+                except DAMAGE as error:
+                    text = f"{node.where}: not a valid node ({type(error).__name__}: {error})"
                     raise UnsupportedGraphError(text, hint="check the file with onnx.checker") from error
         drawn = [draft.id for draft in self.operators if lookup(draft.type).random]
         if drawn:
@@ -213,7 +213,7 @@ class Binder:
                 Roles(),
                 {},
                 wanted,
-                DeclaredTypes(proto, self._bound.symbols, types),
+                DeclaredTypes(proto, self._bound.symbols, types, self._declared.inference),
                 CustomRules(()),
                 kept,
                 self._counts,

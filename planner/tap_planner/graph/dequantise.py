@@ -28,6 +28,8 @@ def _spread(scale: np.ndarray, shape: tuple[int, ...], attributes: Attributes) -
         return scale.reshape(())
     axis, block = _int(attributes, "axis", 1), _int(attributes, "block_size", 0)
     if block:
+        if not 0 < block <= max(shape[axis], 1):
+            raise ValueError(f"blocks of {block} in a dim of {shape[axis]}")
         return np.take(np.repeat(scale, block, axis), range(shape[axis]), axis)
     return scale.reshape([-1 if dim == axis else 1 for dim in range(len(shape))])
 

@@ -23,7 +23,7 @@ MAX_STRUCTURE = 1 << 16
 """Numbers in an operand that decides structure, and items of a sequence."""
 MAX_FETCH = 1 << 24
 """Elements that the value of one constant may take, with all that it is computed from."""
-MAX_TOTAL = 1 << 27
+MAX_TOTAL = 1 << 26
 """Elements that all of them may take together."""
 _MAX_REFERENCE = 1 << 18
 """Elements that ONNX's reference implementation, much of which is loops in Python, is given or makes."""
@@ -33,7 +33,6 @@ _SELECTING = frozenset(("Compress", "NonMaxSuppression", "NonZero", "Unique"))
 """Results are never larger than rank times the operands, though their size depends on values."""
 _NEVER = frozenset(("ImageDecoder", "RegexFullMatch", "RegexReplace"))
 """Work that no size bounds."""
-
 
 
 def is_cheap(node: Node, opset: int, arrays: Sequence[np.ndarray | None], types: Sequence[TensorType] | None) -> bool:

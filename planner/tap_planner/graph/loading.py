@@ -62,7 +62,7 @@ def load_model(path: Path) -> ModelFile:
     try:
         settled = settle_opsets(path, proto)
         proto = hoist_constants(inline_functions(path, settled.proto))
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, UnicodeDecodeError) as error:
         message = f"{path}: not a valid ONNX graph ({type(error).__name__}: {error})"
         raise ModelError(message, hint="check the file with onnx.checker") from error
     sha256 = hashlib.sha256(data).hexdigest()

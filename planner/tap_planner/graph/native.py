@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable
 
-LEAST_SECONDS = 3
+LEAST_SECONDS = 1
 BYTES_PER_SECOND = 200_000
 """A call may take so many processor seconds: a fixed part, and one for so many bytes of the model (far more than a
 model that is what it claims to be needs)."""
@@ -20,7 +20,11 @@ ADDED_BYTES = 4 << 30
 
 
 class NativeError(Exception):
-    """The native code refused the model, took too long, or crashed."""
+    """The native code refused the model."""
+
+
+class NativeCrashError(NativeError):
+    """It took too long, or crashed: it will do so again."""
 
 
 def isolated(function: Callable[[], bytes], size_bytes: int = 0) -> bytes:
@@ -31,7 +35,8 @@ def isolated(function: Callable[[], bytes], size_bytes: int = 0) -> bytes:
         size_bytes: size of what it works on.
 
     Raises:
-        NativeError: with the first line of what it raised, or how it died.
+        NativeError: with the first line of what it raised.
+        NativeCrashError: with how it died.
     """
     if not hasattr(os, "fork"):
         return _direct(function)
@@ -46,7 +51,7 @@ def isolated(function: Callable[[], bytes], size_bytes: int = 0) -> bytes:
     if status != 0:
         code = os.waitstatus_to_exitcode(status)
         reason = signal.strsignal(-code) if code < 0 else "it could not answer"
-        raise NativeError(f"onnx's own code failed on it: {reason}")
+        raise NativeCrashError(f"onnx's own code failed on it: {reason}")
     if answer[:1] != b"+":
         raise NativeError(answer[1:].decode("utf-8", "replace"))
     return answer[1:]

@@ -29,7 +29,7 @@ from tap_planner.graph.rebatch import prove_rebatched
 from tap_planner.graph.roles import Roles, Stored, find_roles
 from tap_planner.graph.sparse import StoredTensor, constant_tensor, stored_tensors
 from tap_planner.graph.unfolding import Kept, with_captures
-from tap_planner.graph.unknown import DeclaredTypes
+from tap_planner.graph.unknown import DeclaredTypes, Inference
 from tap_planner.graph.values import CountUnknownError
 from tap_planner.operators import TensorType
 
@@ -61,6 +61,7 @@ class _Passes:
     nodes: list[Node]
     kept: Kept = field(default_factory=Kept)
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
+    inference: Inference = field(default_factory=Inference)
 
     @property
     def outputs(self) -> list[str]:
@@ -152,7 +153,7 @@ class _Passes:
             roles,
             self.options.values,
             wanted,
-            DeclaredTypes(self.model.proto, bound.symbols, bound.types),
+            DeclaredTypes(self.model.proto, bound.symbols, bound.types, self.inference),
             CustomRules(self.options.custom_rules),
             self.kept,
             self.counts if counts is None else counts,

@@ -21,7 +21,8 @@ def eye_like(node: Node, value: Value) -> tuple[str, Callable[[], np.ndarray]]:
     """
     rows, columns = value.shape
     number, offset = node.attributes.get("dtype"), node.attributes.get("k", 0)
-    assert isinstance(offset, int)
+    if not isinstance(offset, int):
+        raise ValueError(f"k is {offset!r}, expected an integer")
     dtype = dtype_name(number) if isinstance(number, int) else value.type.dtype
     return dtype, lambda: np.eye(rows, columns, offset, dtype=numpy_dtype(dtype))
 

@@ -69,17 +69,17 @@ class Sources:
         if node.type == "Constant":
             return self._constant_node(node, name)
         if node.type in ("Shape", "Size"):
-            assert operands[0] is not None
-            return self._constants.array(name, _shape(node, operands[0].shape))
+            return self._constants.array(name, _shape(node, _only(node, operands).shape))
         if node.type == "EyeLike":
-            assert operands[0] is not None
-            return self._identity_matrix(node, name, operands[0])
+            return self._identity_matrix(node, name, _only(node, operands))
         if not all(value is not None and value.is_constant for value in operands):
             return None
         arrays = [self._constants.fetch(value.name) for value in operands if value is not None]
         if node.type == "ConstantOfShape":
+            if arrays[0].dtype != np.int64:
+                raise UnsupportedGraphError(f"{node.where}: a shape of {arrays[0].dtype}, expected int64")
             return self._filled(node, name, tuple(int(size) for size in arrays[0].reshape(-1)))
-        return self._range(name, arrays)
+        return self._range(node, name, arrays)
 
     def _identity_matrix(self, node: Node, name: str, like: Value) -> Value:
         dtype, make = signals.eye_like(node, like)
@@ -103,7 +103,10 @@ class Sources:
 
     def _filled(self, node: Node, name: str, shape: tuple[int, ...]) -> Value:
         tensor = node.attributes.get("value")
-        fill = to_array(tensor).reshape(()) if isinstance(tensor, TensorProto) else np.float32(0)
+        fill = to_array(tensor) if isinstance(tensor, TensorProto) else np.zeros(1, np.float32)
+        if fill.size != 1:
+            raise UnsupportedGraphError(f"{node.where}: is filled with {fill.size} elements, expected 1")
+        fill = fill.reshape(())
         dtype = dtype_name(tensor.data_type) if isinstance(tensor, TensorProto) else "float32"
         type_ = self._types.get(dtype, shape)
         if is_parameter(name, type_, self._roles):
@@ -113,8 +116,12 @@ class Sources:
         identity = f"ConstantOfShape {dtype} {shape} {fill!r}"
         return self._constants.recipe([name], [type_], lambda _: [np.full(shape, fill)], [], identity)[0]
 
-    def _range(self, name: str, arrays: list[np.ndarray]) -> Value:
+    def _range(self, node: Node, name: str, arrays: list[np.ndarray]) -> Value:
+        if any(array.size != 1 or array.dtype.kind not in "iuf" for array in arrays):
+            raise UnsupportedGraphError(f"{node.where}: its bounds are not one number each")
         start, limit, delta = (array.reshape(-1)[0] for array in arrays)
+        if delta == 0 or not all(map(math.isfinite, map(float, (start, limit, delta)))):
+            raise UnsupportedGraphError(f"{node.where}: from {start} to {limit} by {delta} is no range")
         dtype = arrays[0].dtype
         count = max(0, math.ceil((float(limit) - float(start)) / float(delta)))
         type_ = self._types.get(
@@ -170,3 +177,9 @@ def _shape(node: Node, shape: tuple[int, ...]) -> np.ndarray:
     if not isinstance(start, int) or not isinstance(end, int | None):
         raise UnsupportedGraphError(f"{node.where}: start {start!r} and end {end!r}, expected integers")
     return np.array(shape[start:end], np.int64)
+
+
+def _only(node: Node, operands: Sequence[Value | None]) -> Value:
+    if len(operands) != 1 or operands[0] is None:
+        raise UnsupportedGraphError(f"{node.where}: expected one operand")
+    return operands[0]

@@ -27,6 +27,13 @@ MAX_NODES = 20_000
 """Nodes that the rounds of one loop, or the parts of one sequence, may add up to."""
 
 
+DAMAGE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError),
+    *(StopIteration, TypeError, ValueError),
+)
+"""What reading a damaged node can lead to where no check of its own says it better; fuzzing counts these."""
+
+
 def with_captures(nodes: Sequence[Node]) -> list[Node]:
     """Nodes with subgraphs also list the outer values these read, after their own inputs."""
     for node in nodes:
@@ -109,8 +116,9 @@ class Unfolding:
             else:
                 try:
                     item.advance(self)
-                except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                    raise UnsupportedGraphError(f"{item.where}: not a valid node ({error})") from error
+                except DAMAGE as error:
+                    text = f"{item.where}: not a valid node ({type(error).__name__}: {error})"
+                    raise UnsupportedGraphError(text, hint="check the file with onnx.checker") from error
 
     def inherit(self, other: Unfolding) -> None:
         """Take over the sequences of an earlier walk, whose nodes are left out of this one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper
 
 from tap_planner.graph.dtypes import dtype_name
 from tap_planner.graph.expressions import evaluate_dim
-from tap_planner.graph.native import NativeError, isolated
+from tap_planner.graph.native import NativeCrashError, NativeError, isolated
 from tap_planner.operators import TensorType
 
 _SMALL_ELEMENTS = 64
@@ -24,6 +25,14 @@ def value_info(name: str, type_: TensorType) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, _NUMBERS.get(type_.dtype, 0), type_.shape)
 
 
+@dataclass(slots=True, eq=False)
+class Inference:
+    """Whether ONNX's shape inference can be asked about a file."""
+
+    works: bool = True
+    """False once it has crashed or taken too long."""
+
+
 class DeclaredTypes:
     """Static types from the file's value_info, completed by ONNX's shape inference when first needed.
 
@@ -31,9 +40,17 @@ class DeclaredTypes:
         proto: the model.
         dims: values of symbolic dims.
         inputs: static types of the graph inputs.
+        inference: whether inference is still to be asked; shared by all who read the same file.
     """
 
-    def __init__(self, proto: onnx.ModelProto, dims: Mapping[str, int], inputs: Mapping[str, TensorType]) -> None:
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        dims: Mapping[str, int],
+        inputs: Mapping[str, TensorType],
+        inference: Inference | None = None,
+    ) -> None:
+        self.inference = inference or Inference()
         self._proto = proto
         self._dims = dims
         self._inputs = inputs
@@ -69,12 +86,15 @@ class DeclaredTypes:
                 size = evaluate_dim(dim.dim_param, self._dims) if dim.dim_param else None
                 if size is not None:
                     dim.dim_value = size
+        if not self.inference.works:
+            return bare.graph
         try:
             made = isolated(
                 lambda: onnx.shape_inference.infer_shapes(bare, data_prop=True).SerializeToString(), bare.ByteSize()
             )
             return onnx.ModelProto.FromString(made).graph
-        except (NativeError, DecodeError):
+        except (NativeError, DecodeError) as error:
+            self.inference.works = not isinstance(error, NativeCrashError)
             return bare.graph
 
     def _collect(self, graph: onnx.GraphProto) -> dict[str, TensorType]:

@@ -51,7 +51,8 @@ def external_path(folder: Path, tensor: TensorProto) -> Path:
     """
     location = external_fields(tensor).get("location", "")
     parts = location.replace("\\", "/").split("/")
-    if not location or location.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\\" in location:
+    outside = location.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\\" in location
+    if not location or outside or "\0" in location:
         raise ModelError(
             f"tensor {tensor.name!r}: external data location {location!r} is not a plain path beside the model",
             hint="export the model again with its weights beside it",
