@@ -220,7 +220,7 @@ def test_a_failed_rename_leaves_the_old_files(old: Path, monkeypatch: pytest.Mon
     def fail(source: str, target: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tap_planner.capture.writing.os.replace", fail)
+    monkeypatch.setattr("tap_planner.files.os.replace", fail)
     with pytest.raises(CaptureError, match="Permission denied"):
         write_model(old, onnx.ModelProto(), [], weights=True, inline_limit_bytes=0)
 

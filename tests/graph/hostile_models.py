@@ -154,6 +154,14 @@ def _window() -> bytes:
     return _model([_node("HannWindow", ["n"], ["w"]), _node("Mul", ["x", "w"], ["y"])], [_stored("n", 2**40)])
 
 
+def _mean_of_nothing() -> bytes:
+    return _filled([0, 8], [_node("ReduceMean", ["c"], ["m"], axes=[0])])
+
+
+def _constant_for_nobody() -> bytes:
+    return _model([_node("Constant", [], [], value_int=1), _node("Relu", ["x"], ["y"])])
+
+
 def _rank() -> bytes:
     return _filled([1] * 100_000)
 
@@ -357,6 +365,8 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "a constant of 2^40 elements is added": lambda: _filled([2**20, 2**20]),
     "a constant of a negative size": lambda: _filled([-1, 8]),
     "a constant of 100,000 dims": _rank,
+    "the mean of no elements": _mean_of_nothing,
+    "a constant without a name": _constant_for_nobody,
     "constants joined to themselves 60 times": lambda: _tower("Concat", 60),
     "integers multiplied until they overflow": lambda: _tower("Mul", 70),
     "a long chain of large constants computed 400 times": _repeated_fetches,

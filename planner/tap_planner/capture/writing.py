@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +11,7 @@ from onnx import TensorProto
 
 from tap_planner.capture.naming import StoredTensor
 from tap_planner.errors import CaptureError
+from tap_planner.files import write_whole
 from tap_planner.graph import TRAINABLE_KEY
 
 _ALIGNMENT = 4096
@@ -121,24 +120,4 @@ def _write_tensors(file: BinaryIO, items: Sequence[StoredTensor], offsets: Seque
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a temporary file in the same folder and rename it."""
-    temporary = ""
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise CaptureError(
-            f"{path}: cannot be written: {error.strerror or error}", hint="check the folder and its free space"
-        ) from error
-    finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_whole(path, write, CaptureError, "check the folder and its free space")

@@ -121,9 +121,7 @@ def _einsum(call: Call) -> Form:
     if most > len(free) or min(ranks) < 0:
         raise call.error(f"equation {equation!r} does not fit operands of these ranks")
     letters = free[:most]
-    written = [
-        term.replace("...", "".join(letters[most - rank :])) for term, rank in zip(parts, ranks, strict=True)
-    ]
+    written = [term.replace("...", "".join(letters[most - rank :])) for term, rank in zip(parts, ranks, strict=True)]
     if not arrow:
         single = sorted(letter for letter in set(terms) - {",", "."} if terms.count(letter) == 1)
         result = ("..." if most else "") + "".join(single)

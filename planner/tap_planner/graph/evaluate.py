@@ -132,6 +132,13 @@ def _reduction(function: Callable[..., np.ndarray]) -> Callable[[Attributes, Arr
     return evaluate
 
 
+def _mean(array: np.ndarray, axis: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    """Mean over dims; not a number (and no warning, as numpy gives) where there is nothing to take it of."""
+    if math.prod(array.shape[dim] for dim in axis):
+        return np.mean(array, axis=axis, keepdims=keepdims)
+    return np.divide(np.sum(array, axis=axis, keepdims=keepdims), 0.0)
+
+
 def _cumsum(attributes: Attributes, arrays: Arrays) -> list[np.ndarray]:
     array, axis = _given(arrays)[0], _int(attributes, "axis")
     if attributes["reverse"]:
@@ -212,7 +219,7 @@ EVALUATORS: dict[str, Callable[[Attributes, Arrays], list[np.ndarray]]] = {
     "Pow": _elementwise(np.power),
     "Reciprocal": _elementwise(np.reciprocal),
     "ReduceMax": _reduction(np.max),
-    "ReduceMean": _reduction(np.mean),
+    "ReduceMean": _reduction(_mean),
     "ReduceMin": _reduction(np.min),
     "ReduceProd": _reduction(np.prod),
     "ReduceSum": _reduction(np.sum),

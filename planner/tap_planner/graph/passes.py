@@ -171,10 +171,10 @@ class _Passes:
         for tensor in stored_tensors(self.model.proto.graph):
             stored[tensor.name] = _stored(tensor, external=bool(tensor.outside))
         for node in nodes:
-            if node.type == "Constant":
+            if node.type == "Constant" and node.outputs:
                 held = constant_tensor(node)
                 stored[node.outputs[0]] = Stored(dtype="int64", size=None, rank=None) if held is None else _stored(held)
-            elif node.type == "ConstantOfShape" and node.inputs and node.inputs[0] in stored:
+            elif node.type == "ConstantOfShape" and node.outputs and node.inputs and node.inputs[0] in stored:
                 tensor = node.attributes.get("value")
                 dtype = dtype_name(tensor.data_type) if isinstance(tensor, TensorProto) else "float32"
                 stored[node.outputs[0]] = Stored(dtype=dtype, size=None, rank=stored[node.inputs[0]].size)

@@ -58,6 +58,8 @@ def _max_unpool(call: Call) -> Form:
     if kernel is None:
         raise call.error("has no kernel_shape")
     rank = len(kernel)
+    if value.rank != rank + 2:
+        raise call.error(f"a kernel of {rank} dims over {value.rank} dims")
     strides, pads = _per_dim(call, "strides", rank, 1), _per_dim(call, "pads", 2 * rank, 0)
     plane = tuple(
         (value.shape[dim + 2] - 1) * strides[dim] + kernel[dim] - pads[dim] - pads[dim + rank] for dim in range(rank)

@@ -10,6 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from tap_planner.errors import UnsupportedGraphError
+from tap_planner.graph.dtypes import name_of_numpy
 from tap_planner.graph.limits import MAX_STRUCTURE
 from tap_planner.graph.nodes import Node, RawAttribute
 from tap_planner.graph.types import ParameterRead, TensorKind
@@ -181,6 +182,8 @@ class Call:
         array = self.array(index)
         if array.size > MAX_STRUCTURE:
             raise self.error(f"operand {index} has {array.size} elements, expected at most {MAX_STRUCTURE}")
+        if array.dtype.kind not in "iub":
+            raise self.error(f"operand {index} is {name_of_numpy(array.dtype)}, expected integers")
         return tuple(int(item) for item in array.reshape(-1).tolist())
 
     def scalar(self, index: int) -> int | float:
@@ -211,7 +214,11 @@ class Call:
     def integers(self, name: str) -> tuple[int, ...] | None:
         """Integer list attribute, or None."""
         value = self.attributes.get(name)
-        return tuple(int(item) for item in value) if isinstance(value, tuple) else None
+        if not isinstance(value, tuple):
+            return None
+        if not all(isinstance(item, int) for item in value):
+            raise self.error(f"attribute {name!r} is not a list of integers")
+        return value
 
     def ints_either(self, name: str, index: int) -> tuple[int, ...] | None:
         """Integers from operand ``index`` (newer operator sets) or from attribute ``name`` (older ones)."""

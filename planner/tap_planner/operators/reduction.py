@@ -162,9 +162,7 @@ RECORDS: tuple[OperatorRecord, ...] = (
     _along("Softmax", _softmax_rule),
     _along("LogSoftmax", _softmax_rule),
     _along("CumSum", _cumsum_rule, ()),
-    OperatorRecord(
-        type="CumProd", rule=_cumprod_rule, infer=infer_first, kind=ComputeKind.MEMORY, saved_inputs=(0,)
-    ),
+    OperatorRecord(type="CumProd", rule=_cumprod_rule, infer=infer_first, kind=ComputeKind.MEMORY, saved_inputs=(0,)),
     OperatorRecord(
         type="LpNormalization",
         rule=_lp_normalization_rule,

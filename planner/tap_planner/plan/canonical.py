@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import NoReturn
 
 from tap_planner.errors import PlanFormatError, UsageError
+from tap_planner.files import write_whole
 from tap_planner.plan.decode import document_from_json
 from tap_planner.plan.document import FORMAT_MAJOR, FORMAT_VERSION, KIND, PlanDocument
 from tap_planner.plan.encode import document_to_json
@@ -153,23 +152,5 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         UsageError: the file cannot be written there.
     """
-    temporary = ""
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be written: {error.strerror or error}", hint="Check that the folder exists."
-        ) from error
-    finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    data = text.encode("utf-8")
+    write_whole(path, lambda file: file.write(data), UsageError, "Check that the folder exists.")
