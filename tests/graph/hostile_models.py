@@ -228,6 +228,11 @@ def _scatter_misfit() -> bytes:
     return _model([_node("ScatterND", ["x", "at", "x"], ["y"])], [_stored("at", [1])])
 
 
+def _integer_bias() -> bytes:
+    stored = [_stored("w", np.ones((8, 8)), np.float32), _stored("b", np.ones(8), np.int8)]
+    return _model([_node("Gemm", ["x", "w", "b"], ["y"])], stored)
+
+
 def _two_operands_of_one() -> bytes:
     return _model([_node("Relu", ["x", "w"], ["y"])], [_stored("w", np.ones((8, 8)), np.float32)])
 
@@ -401,6 +406,7 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "a Scan over -2^62 operands": lambda: _scan_of_nothing(-(2**62)),
     "a Scan over more operands than there are": lambda: _scan_of_nothing(9),
     "a ScatterND whose operands do not fit": _scatter_misfit,
+    "integers added to a sum of floats": _integer_bias,
     "a Relu of two operands": _two_operands_of_one,
     "a name with a line end": lambda: _name("a\nb"),
     "a name with a terminal escape": lambda: _name("\x1b[2J\x1b[31m"),

@@ -44,6 +44,7 @@ SAYS = {
     "the same dim added twice": "adds a dim twice",
     "a Scan over -2^62 operands": "scans -4611686018427387904 of its 1 operands",
     "a ScatterND whose operands do not fit": "expected shapes that fit together",
+    "integers added to a sum of floats": "adds int8 to a sum of floats",
     "a Relu of two operands": "2 operands, expected 1",
     "a cycle": "has a cycle",
     "a function that calls itself": "call themselves",

@@ -117,7 +117,7 @@ class Sources:
         return self._constants.recipe([name], [type_], lambda _: [np.full(shape, fill)], [], identity)[0]
 
     def _range(self, node: Node, name: str, arrays: list[np.ndarray]) -> Value:
-        if any(array.size != 1 or array.dtype.kind not in "iuf" for array in arrays):
+        if any(array.size != 1 or array.dtype.kind in "bcOSU" for array in arrays):
             raise UnsupportedGraphError(f"{node.where}: its bounds are not one number each")
         start, limit, delta = (array.reshape(-1)[0] for array in arrays)
         if delta == 0 or not all(map(math.isfinite, map(float, (start, limit, delta)))):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tap_planner.errors import UnsupportedGraphError
 from tap_planner.operators.building import shape_error
 from tap_planner.operators.registry import rule_of
-from tap_planner.operators.types import DimFactors, OperatorSignature, TensorType
+from tap_planner.operators.types import DimFactors, FactorKind, OperatorSignature, TensorType
 
 __all__ = ["check_fit"]
 
@@ -20,7 +21,8 @@ def check_fit(signature: OperatorSignature) -> None:
 
     Raises:
         UnsupportedGraphError: some operand has another rank or another size than the rule, made from all operands,
-            says (a dim without factors is not described: it may have any size).
+            says (a dim without factors is not described: it may have any size); or what is added to a sum over devices
+            cannot itself be such a sum.
     """
     rule = rule_of(signature)
     sizes = [factor.size for factor in rule.factors]
@@ -30,6 +32,11 @@ def check_fit(signature: OperatorSignature) -> None:
         raise shape_error(signature, f"{len(rule.inputs)} operands and {len(rule.outputs)} results")
     if not all(_fits(tensor, dims, sizes) for tensor, dims in zip(tensors, contents, strict=True)):
         raise shape_error(signature, "shapes that fit together")
+    if any(factor.kind is FactorKind.SUM for factor in rule.factors):
+        for index in rule.additive:
+            added = signature.inputs[index]
+            if added is not None and not added.is_float:
+                raise UnsupportedGraphError(f"operator {signature.type}: adds {added.dtype} to a sum of floats")
 
 
 def _fits(tensor: TensorType | None, dims: Sequence[DimFactors] | None, sizes: Sequence[int]) -> bool:
