@@ -79,7 +79,7 @@ class _Encoder:
                 operand = self._operands.get(name) or self._meet(name, index, slot)
                 label.append(operand[0])
                 if operand[1] >= 0:
-                    places.append(index * width + (min(slot, width - 1) if wide else slot))
+                    places.append(index * width + min(slot, width - 1))  # an operator that is too wide is alone anyway
                     entities.append(operand[1])
                     origins.append(operand[2])
             labels.append(numbers.setdefault(("alone", index) if wide else tuple(label), len(numbers)))

@@ -64,8 +64,9 @@ def _held(graph: Graph) -> Iterator[tuple[str, TensorType]]:
     """Tensors that exist as a whole, each once, without parameters: operands, results that are no views, outputs."""
     seen = {name for name, tensor in graph.tensors.items() if tensor.kind is TensorKind.PARAMETER}
     for operator in graph.operators:
-        is_view = record_of(operator.signature).kind is ComputeKind.VIEW
-        for name in (*(operator.inputs if not is_view else ()), *(operator.outputs if not is_view else ())):
+        if record_of(operator.signature).kind is ComputeKind.VIEW:
+            continue
+        for name in (*operator.inputs, *operator.outputs):
             if name is not None and name not in seen:
                 seen.add(name)
                 yield name, graph.tensors[name].type
