@@ -128,6 +128,48 @@ CASES = (
         says=("pp", "dp"),
     ),
     Wrong(
+        name="rule that names nothing",
+        arguments=(*PLAN, "--cluster", "1x2:cpu-core", "--fix", "h.*.mpl.*: dp", "-o", "out.json"),
+        code=2,
+        says=("--fix 'h.*.mpl.*:dp'", "no operator, parameter or tensor", "hint: Did you mean", "mlp.c_"),
+    ),
+    Wrong(
+        name="rules that exclude each other",
+        arguments=(
+            *(*PLAN, "--cluster", "1x2:cpu-core", "--fix", "h.*.mlp.*: dp=row", "--constraints", "rules.yaml"),
+            *("-o", "out.json"),
+        ),
+        code=2,
+        says=(
+            "--fix 'h.*.mlp.*:dp=row' and rules.yaml:2 '*.mlp.*.weight:dp!=row' exclude each other",
+            "addmm",
+            "hint:",
+        ),
+        files={"rules.yaml": "constraints:\n  - forbid: '*.mlp.*.weight: dp=row'\n"},
+    ),
+    Wrong(
+        name="file of rules without quotes",
+        arguments=(*PLAN, "--cluster", "1x2:cpu-core", "--constraints", "rules.yaml", "-o", "out.json"),
+        code=2,
+        says=("rules.yaml:2", "not valid YAML", "hint: Put each rule in quotes"),
+        files={"rules.yaml": "constraints:\n  - fix: mlp.*: tp\n"},
+    ),
+    Wrong(
+        name="target that cannot split the model",
+        arguments=(*PLAN, "--cluster", "1x2:cpu-core", "--mesh", "tp=2", "--target", "megatron", "-o", "out.json"),
+        code=2,
+        says=("--target megatron leaves operator 'embedding' (Gather)", "v (unevenly)", "hint:"),
+    ),
+    Wrong(
+        name="rules that do not fit the memory",
+        arguments=(
+            *(*PLAN, "--cluster", "1x2:cpu-core", "--max-memory", "800kB", "--replicate", "*", "--no-zero"),
+            *("-o", "out.json"),
+        ),
+        code=3,
+        says=("--replicate '*:replicate' conflicts with that limit: without it a plan fits", "hint: Drop --replicate"),
+    ),
+    Wrong(
         name="too large for the memory",
         arguments=(*PLAN, "--cluster", "1x2:cpu-core", "--max-memory", "200kB", "-o", "out.json"),
         code=3,

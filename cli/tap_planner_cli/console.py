@@ -8,6 +8,7 @@ import sys
 
 from rich.console import Console
 
+from tap_planner.logs import NOTE
 from tap_planner_cli.errors import printable
 
 _WIDTH = 120
@@ -49,8 +50,9 @@ class _StderrHandler(logging.Handler):
 
 
 def show_warnings(*, quiet: bool, verbose: bool) -> None:
-    """Send what ``tap_planner`` logs to stderr: warnings, with ``verbose`` notes too, with ``quiet`` nothing."""
+    """Send what ``tap_planner`` logs to stderr: warnings and important notes, with ``verbose`` all, with ``quiet``
+    nothing."""
     logger = logging.getLogger("tap_planner")
     logger.handlers = [logging.NullHandler() if quiet else _StderrHandler()]
     logger.propagate = False
-    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.setLevel(logging.INFO if verbose else NOTE)

@@ -17,12 +17,18 @@ from tap_planner.plan import (
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
+    TARGETS,
+    Auto,
+    Constraint,
     PlanOptions,
     PlanRequest,
     Verdict,
     check_digests,
+    load_constraints,
     parse_constraint,
+    parse_rule,
     read_plan,
+    replicate_rule,
     to_text,
     write_plan,
 )
@@ -59,14 +65,27 @@ _NOT_PLANNING = {"model", "cluster", "output", "check", "report", "quiet", "verb
 @click.option("--train", multiple=True, metavar="PATTERN", help="Parameters to train all the same (repeatable).")
 @click.option("--mesh", metavar="dp=2,tp=2", help="Axes, outermost first; default: the search chooses.")
 @click.option("--max-axes", type=click.IntRange(1, 4), default=2, show_default=True, help="Most axes to choose.")
+@click.option("--allow-idle", is_flag=True, help="Let the mesh leave devices out where that is faster.")
 @click.option("--gap", type=PERCENT, default="0.1%", show_default=True, help="End when proven this near the optimum.")
 @click.option("--zero", type=NumberOrAuto(0, 3), default="auto", show_default=True, help="ZeRO level.")
+@click.option("--no-zero", is_flag=True, help="The same as --zero 0.")
 @click.option("--microbatches", type=NumberOrAuto(1), default="auto", show_default=True)
 @click.option("--recompute", type=click.Choice(["auto", *RECOMPUTES]), default="auto", show_default=True)
 @click.option("--max-memory", type=SIZE, default="device", show_default=True, help="Per device, as 60GiB; or none.")
 @click.option(
-    "--constraint", multiple=True, metavar="RULE", help="batch!=AXIS or OPERATORS:AXIS=FACTOR or != (repeatable)."
+    "--fix", multiple=True, metavar="RULE", help="What must be split how, as 'layers.*.mlp.*: tp' (repeatable)."
 )
+@click.option("--forbid", multiple=True, metavar="RULE", help="What must not, as 'lm_head: tp' (repeatable).")
+@click.option("--replicate", multiple=True, metavar="PATTERN", help="Parameters to be whole everywhere (repeatable).")
+@click.option("--constraint", multiple=True, metavar="RULE", help="Either: PATTERN: AXIS=VALUE or != (repeatable).")
+@click.option(
+    "--constraints",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML file of such rules, see docs/constraints.md (repeatable).",
+)
+@click.option("--target", type=click.Choice(TARGETS), help="Only plans that this framework can express.")
 @click.option(
     "--custom-rule",
     multiple=True,
@@ -111,14 +130,16 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         optimizer=values["optimizer"],
         loss=loss if training else None,
         loss_output=values["loss_output"],
-        zero=values["zero"],
+        zero=_zero(values),
         microbatches=values["microbatches"],
         recompute=values["recompute"],
         mesh=values["mesh"],
         max_axes=values["max_axes"],
+        allow_idle=values["allow_idle"],
         gap_basis_points=values["gap"],
         max_memory_bytes=values["max_memory"],
-        constraints=tuple(parse_constraint(text) for text in values["constraint"]),
+        constraints=make_constraints(values),
+        target=values["target"],
         dims=_unique("--dim", values["dim"]),
         shapes=_unique("--shape", values["shape"]),
         values=_unique("--value", values["value"]),
@@ -127,6 +148,28 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         train=values["train"],
         custom_rules=load_custom_rules(values["custom_rule"]),
     )
+
+
+def _zero(values: dict[str, Any]) -> int | Auto:
+    if values["no_zero"] and values["zero"] not in ("auto", 0):
+        raise UsageError(f"--no-zero and --zero {values['zero']} exclude each other", hint="Leave one of them out.")
+    return 0 if values["no_zero"] else values["zero"]
+
+
+def make_constraints(values: dict[str, Any]) -> tuple[Constraint, ...]:
+    """The rules of all options, those of files last; one that is given twice counts once.
+
+    Raises:
+        UsageError: a rule or a file of rules cannot be understood.
+    """
+    rules = [
+        *(parse_rule(text, origin="--fix") for text in values["fix"]),
+        *(parse_rule(text, forbid=True, origin="--forbid") for text in values["forbid"]),
+        *(replicate_rule(text, origin="--replicate") for text in values["replicate"]),
+        *(parse_constraint(text) for text in values["constraint"]),
+        *load_constraints(values["constraints"]),
+    ]
+    return tuple(dict.fromkeys(rules))
 
 
 def _unique(option: str, pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:

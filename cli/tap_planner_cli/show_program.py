@@ -11,7 +11,7 @@ from tap_planner_cli.errors import printable
 from tap_planner_cli.show_text import heading
 
 if TYPE_CHECKING:
-    from tap_planner.program import Instruction, Program
+    from tap_planner.program import Instruction, Program, Release
 
 
 def print_program(console: Console, program: Program) -> None:
@@ -29,10 +29,12 @@ def describe(program: Program, instructions: Iterable[Instruction]) -> Iterable[
     """One line per instruction."""
     from tap_planner.program import (
         Compute,
+        ForgetParameters,
         GatherParameters,
         GatherUpdated,
         Redistribute,
         ReduceGradients,
+        ReduceShards,
         Release,
         UpdateParameters,
     )
@@ -47,15 +49,25 @@ def describe(program: Program, instructions: Iterable[Instruction]) -> Iterable[
                 phase_name, text = phase.value, _redistribution(program, index, phase.value, axes)
             case GatherParameters(phase, bucket):
                 phase_name, text = phase.value, f"gather parameters of bucket {bucket}"
+            case ForgetParameters(bucket):
+                phase_name, text = "", f"forget whole parameters of bucket {bucket}"
+            case ReduceShards(bucket):
+                phase_name, text = "gradient", f"reduce shards of gradients of bucket {bucket}"
             case ReduceGradients(bucket):
                 phase_name, text = "gradient", f"reduce gradients of bucket {bucket}"
             case UpdateParameters():
                 phase_name, text = "optimizer", f"update parameters with {program.decisions.optimizer}"
             case GatherUpdated(bucket):
                 phase_name, text = "optimizer", f"gather updated parameters of bucket {bucket}"
-            case Release(region):
-                phase_name, text = "forward", f"release activations of region {region}"
+            case Release():
+                phase_name, text = "", f"release {', '.join(_released(program, instruction))}"
         yield printable(f"{number:5d}  {phase_name:<10} {text}")
+
+
+def _released(program: Program, release: Release) -> Iterable[str]:
+    yield from release.tensors
+    yield from (name for name, _ in release.inputs)
+    yield from (f"copy of {program.decisions.redistributions[index].tensor}" for index in release.redistributions)
 
 
 def _redistribution(program: Program, index: int, phase: str, axes: tuple[str, ...]) -> str:

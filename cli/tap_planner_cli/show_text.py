@@ -8,7 +8,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tap_planner.plan import BlockDisplay, BlockEntry, ParameterEntry, PlanDocument, device_kinds, display_blocks
+from tap_planner.plan import (
+    BlockDisplay,
+    BlockEntry,
+    IdlePlaces,
+    ParameterEntry,
+    PlanDocument,
+    device_kinds,
+    display_blocks,
+)
 from tap_planner.sharding import Placements
 from tap_planner_cli.errors import printable
 from tap_planner_cli.units import format_bytes, format_count, format_ns, share
@@ -77,18 +85,29 @@ def _print_mesh(console: Console, document: PlanDocument) -> None:
         f"microbatches {document.pipeline.microbatches}, ZeRO {levels}, recompute {', '.join(recompute)}, "
         f"schedule {document.pipeline.schedule}"
     )
-    if document.idle:
+    if document.num_idle:
         console.print(f"idle: {idle_text(document)}", soft_wrap=True)
 
 
 def idle_text(document: PlanDocument) -> str:
     """Which devices have nothing to do, and why."""
     mesh = document.mesh
-    why = "; ".join(
+    total = len(mesh.ranks) + mesh.num_left_out
+    why = [
         f"{entry.reason}, which leaves {entry.axis} {_coordinates(entry.first, entry.end)} idle"
         for entry in document.idle
-    )
-    return f"{format_count(document.num_idle)} of {format_count(len(mesh.ranks))} devices: {why}"
+    ]
+    if mesh.idle_devices:
+        boxes = ", ".join(_box(places) for places in mesh.idle_devices)
+        why.append(f"the mesh has {format_count(len(mesh.ranks))} devices and leaves out {boxes}")
+    return f"{format_count(document.num_idle)} of {format_count(total)} devices: {'; '.join(why)}"
+
+
+def _box(places: IdlePlaces) -> str:
+    """``node 0 to 1, device 4 to 7``; levels beyond the node by their distance from it."""
+    names = ["device", "node", *(f"level {number}" for number in range(2, len(places.first)))][::-1]
+    spans = zip(names, places.first, places.last, strict=False)
+    return ", ".join(f"{name} {_coordinates(first, last + 1)}" for name, first, last in spans)
 
 
 def _coordinates(first: int, end: int) -> str:

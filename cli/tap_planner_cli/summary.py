@@ -14,7 +14,7 @@ from tap_planner.errors import InfeasibleError, TapError
 from tap_planner.plan import PlanDocument, device_kinds, write_text
 from tap_planner_cli.errors import printable
 from tap_planner_cli.show_text import idle_text
-from tap_planner_cli.units import format_bytes, format_ns, share
+from tap_planner_cli.units import format_bytes, format_ns, format_rate, share
 
 
 def print_summary(console: Console, document: PlanDocument, output: Path | None) -> None:
@@ -23,17 +23,20 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
     mesh = " x ".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes) or "1 device"
     zero = max((p.decision.zero_level for p in document.folded.parameters if p.decision.trainable), default=0)
     recompute = "full" if any(repeat.recompute == "full" for repeat in document.folded.repeats) else "none"
+    training = document.options.mode == "train"
+    settings = f", ZeRO {zero}, {document.pipeline.microbatches} microbatches, recompute {recompute}"
+    communication = (
+        f"{share(predicted.communication_ns - predicted.hidden_ns, predicted.step_ns)} of it communication"
+        + (f", {format_ns(predicted.hidden_ns)} more of it hidden" if predicted.hidden_ns else "")
+    )
     rows = [
-        ("mesh", f"{mesh}, ZeRO {zero}, {document.pipeline.microbatches} microbatches, recompute {recompute}"),
-        (
-            "step",
-            f"{format_ns(predicted.step_ns)} predicted, "
-            f"{share(predicted.communication_ns - predicted.hidden_ns, predicted.step_ns)} of it communication",
-        ),
+        ("mesh", mesh + (settings if training else "")),
+        ("step" if training else "latency", f"{format_ns(predicted.step_ns)} predicted, {communication}"),
+        *(() if training else (("throughput", _throughput(document)),)),
         ("memory", _memory(document)),
         ("proof", _proof(document)),
     ]
-    if document.idle:
+    if document.num_idle:
         rows.append(("idle", idle_text(document)))
     if output is not None:
         rows.append(("plan", str(output)))
@@ -47,15 +50,34 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
         console.print(Text(text, style="yellow"))
 
 
+def _throughput(document: PlanDocument) -> str:
+    """What one step after the other gets through, as the prediction has it."""
+    predicted = document.predicted
+    texts = [f"{format_rate(document.model.batch, predicted.step_ns)} samples/s"]
+    if predicted.tokens is not None:
+        texts.append(f"{format_rate(predicted.tokens, predicted.step_ns)} tokens/s")
+    return ", ".join(texts)
+
+
 def _memory(document: PlanDocument) -> str:
     total = document.predicted.total_memory_bytes
     kinds = device_kinds(document)
     if len(kinds) == 1:
-        return f"{format_bytes(total)} per device"
+        return f"{format_bytes(total)} per device{_by_kind(document)}"
     of = ", ".join(
         f"{share(total, kind.limit_bytes)} of {kind.device}'s {format_bytes(kind.limit_bytes)}" for kind in kinds
     )
     return f"{format_bytes(total)} per device: {of}"
+
+
+def _by_kind(document: PlanDocument) -> str:
+    """In inference, what of the memory is there from step to step, and what goes in and comes out."""
+    sizes = document.predicted.memory_bytes
+    if document.options.mode == "train":
+        return ""
+    parts = {"parameters": sizes.get("parameters", 0), "caches": sizes.get("caches", 0)}
+    parts["inputs and outputs"] = sizes.get("inputs", 0) + sizes.get("outputs", 0)
+    return ": " + ", ".join(f"{format_bytes(size)} {kind}" for kind, size in parts.items() if size)
 
 
 def _proof(document: PlanDocument) -> str:

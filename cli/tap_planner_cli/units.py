@@ -30,6 +30,14 @@ def format_count(value: int) -> str:
     return f"{value:,}"
 
 
+def format_rate(count: int, ns: int) -> str:
+    """How often a second, as ``1,234`` or ``12.3``; of no time it cannot be said."""
+    if not ns:
+        return "-"
+    rate = count * 1e9 / ns
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def format_percent(basis_points: int | None) -> str:
     """``+5.30 %``; ``new`` where there was nothing before."""
     return "new" if basis_points is None else f"{basis_points / 100:+.2f} %"

@@ -7,24 +7,22 @@ plans needs neither.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tap_planner.errors import ApplyError, UsageError
+from tap_planner.blame import blame_rules
+from tap_planner.errors import ApplyError, InfeasibleError
+from tap_planner.logs import NOTE
 from tap_planner.plan import (
     ApplyRequest,
     Certificate,
     CollectiveEntry,
-    Constraint,
     Decisions,
+    IdlePlaces,
     ModelInput,
     PlanDiff,
     PlanDocument,
-    PlanOptions,
     PlanRequest,
     Predicted,
     Producer,
@@ -35,15 +33,15 @@ from tap_planner.plan import (
     idle_devices,
     read_plan,
 )
+from tap_planner.requests import PreparedSearch, bind_options, limit_bytes, prepare
 
 if TYPE_CHECKING:
     from tap_planner.apply import ApplyResult, VerificationReport
     from tap_planner.cluster import Cluster, Mesh
-    from tap_planner.folding import FoldedGraph
-    from tap_planner.graph import BindOptions, Graph
+    from tap_planner.graph import Graph
     from tap_planner.program import Program
-    from tap_planner.search import SearchRequest, SearchResult, StrategyRule
-    from tap_planner.simulate import Price
+    from tap_planner.search import SearchResult
+    from tap_planner.simulate import Prediction, Price
 
 __all__ = [
     "ApplyOutcome",
@@ -54,32 +52,18 @@ __all__ = [
     "lower_plan",
     "make_plan",
     "prepare_search",
+    "simulate_plan",
 ]
 
 _log = logging.getLogger("tap_planner")
 
 NOT_IN_OBJECTIVE = ("bucket latency", "overlap", "transient memory")
-"""What objective A leaves out; docs/cost-model.md says how each enters the prediction."""
+"""What objective A and memory model M leave out; docs/cost-model.md says how each enters the prediction."""
+NOT_IN_OBJECTIVE_OF_INFERENCE = ("overlap", "live activations", "transient memory")
+"""The same in inference."""
 
 
 # -- planning ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedSearch:
-    """A request with its model and cluster read: what ``search`` needs, and what the document says of the inputs."""
-
-    graph: Graph
-    """Bound with the global batch."""
-    cluster: Cluster
-    options: PlanOptions
-    """With the bound batch filled in."""
-    request: SearchRequest
-
-    @cached_property
-    def loss_output(self) -> str | None:
-        """ONNX name of the output that the loss reads."""
-        return _loss_output(self.graph)
 
 
 def prepare_search(request: PlanRequest) -> PreparedSearch:
@@ -90,147 +74,7 @@ def prepare_search(request: PlanRequest) -> PreparedSearch:
     """
     from tap_planner.cluster import load_cluster
 
-    return _prepare(request.model, load_cluster(request.cluster), request.options)
-
-
-def _prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSearch:
-    from tap_planner.cost import unknown_operators
-    from tap_planner.folding import fold
-    from tap_planner.graph import bind, load_model
-    from tap_planner.search import SearchRequest
-
-    model = load_model(path)
-    bind_options = _bind_options(options)
-    whole = bind(model, bind_options)
-    for warning in whole.warnings:
-        _log.warning(warning)
-    unknown = unknown_operators(whole, options.precision)
-    if unknown is not None:
-        _log.warning(unknown.warning)
-    used = sorted((rule for rule in options.custom_rules if rule.type in whole.ruled), key=lambda rule: rule.type)
-    options = replace(options, custom_rules=tuple(used))
-
-    @cache
-    def folded(microbatches: int) -> FoldedGraph:
-        graph = whole
-        if microbatches > 1:
-            graph = bind(model, replace(bind_options, batch=whole.batch // microbatches))
-        return fold(graph)
-
-    training = options.mode == "train"
-    meshes = _meshes(cluster, options)
-    _check_axes(options.constraints, meshes)
-    if options.microbatches != "auto":
-        _check_microbatches(options.microbatches, whole)
-    search_request = SearchRequest(
-        folded=folded,
-        batch=whole.batch,
-        cluster=cluster,
-        meshes=meshes,
-        precision=options.precision,
-        optimizer=options.optimizer if training else "",
-        training=training,
-        zero_levels=(options.zero,) if options.zero != "auto" else ((0, 1, 2, 3) if training else (0,)),
-        recomputes=_recomputes(options),
-        microbatches=None if options.microbatches == "auto" else options.microbatches,
-        limit_bytes=_limit_bytes(cluster, options),
-        gap=Fraction(options.gap_basis_points, 10_000),
-        constraints=_rules(options.constraints),
-        loss_output=_loss_output(whole),
-    )
-    return PreparedSearch(
-        graph=whole, cluster=cluster, options=replace(options, batch=whole.batch), request=search_request
-    )
-
-
-def _bind_options(options: PlanOptions) -> BindOptions:
-    from tap_planner.graph import BindOptions, LossOptions
-
-    return BindOptions(
-        batch=options.batch,
-        dims=dict(options.dims),
-        shapes=dict(options.shapes),
-        values=dict(options.values),
-        batch_dim=options.batch_dim,
-        training=options.mode == "train",
-        loss=LossOptions(kind=options.loss, output=options.loss_output),  # type: ignore[arg-type]
-        freeze=options.freeze,
-        train=options.train,
-        custom_rules=options.custom_rules,
-    )
-
-
-def _meshes(cluster: Cluster, options: PlanOptions) -> tuple[Mesh, ...]:
-    from tap_planner.cluster import enumerate_meshes, parse_mesh
-
-    if options.mesh is not None:
-        return (parse_mesh(options.mesh, cluster),)
-    return enumerate_meshes(cluster, options.max_axes)
-
-
-def _recomputes(options: PlanOptions) -> tuple[str, ...]:
-    if options.mode != "train":
-        return ("none",)
-    return ("none", "full") if options.recompute == "auto" else (options.recompute,)
-
-
-def _limit_bytes(cluster: Cluster, options: PlanOptions) -> int | None:
-    if options.max_memory_bytes == "none":
-        return None
-    return cluster.usable_memory_bytes if options.max_memory_bytes == "device" else options.max_memory_bytes
-
-
-def _check_microbatches(microbatches: int, graph: Graph) -> None:
-    from tap_planner.sharding import map_batch
-
-    if graph.batch % microbatches:
-        raise UsageError(
-            f"--microbatches {microbatches} does not divide the batch {graph.batch}",
-            hint="choose a divisor of the batch, or leave --microbatches to the search",
-        )
-    obstacles = map_batch(graph).obstacles
-    if microbatches > 1 and obstacles:
-        raise UsageError(
-            f"--microbatches {microbatches}: the batch cannot be split at operator {obstacles[0]!r}"
-            + (f" and {len(obstacles) - 1} more" if len(obstacles) > 1 else ""),
-            hint="use --microbatches 1",
-        )
-
-
-def _check_axes(constraints: tuple[Constraint, ...], meshes: tuple[Mesh, ...]) -> None:
-    known = sorted({axis.name for mesh in meshes for axis in mesh.axes})
-    for constraint in constraints:
-        if constraint.axis not in known:
-            raise UsageError(
-                f"--constraint '{constraint}' names axis {constraint.axis!r}, the axes are {', '.join(known)}",
-                hint="name an axis of --mesh",
-            )
-
-
-def _rules(constraints: tuple[Constraint, ...]) -> Callable[[Mesh], tuple[StrategyRule, ...]]:
-    from tap_planner.search import StrategyRule
-
-    def for_mesh(mesh: Mesh) -> tuple[StrategyRule, ...]:
-        names = [axis.name for axis in mesh.axes]
-        return tuple(
-            StrategyRule(
-                pattern=None if constraint.kind == "batch" else constraint.pattern,
-                axis=names.index(constraint.axis),
-                factor=None if constraint.kind == "batch" else constraint.value,
-                forbid=constraint.forbid,
-            )
-            for constraint in constraints
-            if constraint.axis in names
-        )
-
-    return for_mesh
-
-
-def _loss_output(graph: Graph) -> str | None:
-    if graph.loss is None:
-        return None
-    source = graph.operators[-1].inputs[0]
-    return next((name for name, tensor in zip(graph.output_names, graph.outputs, strict=True) if tensor == source), "")
+    return prepare(request.model, load_cluster(request.cluster), request.options)
 
 
 def make_plan(request: PlanRequest) -> PlanDocument:
@@ -244,30 +88,73 @@ def make_plan(request: PlanRequest) -> PlanDocument:
 
 
 def _plan(prepared: PreparedSearch) -> PlanDocument:
-    from tap_planner.search import search
-
-    result = search(prepared.request)
+    result = _search(prepared)
     for note in result.notes:
         _log.info(note)
     for obstacle in result.obstacles:  # a mesh that was asked for deserves the reason why it is not used
         _log.log(logging.INFO if prepared.options.mesh is None else logging.WARNING, "%s", obstacle)
+    _note_fewer(prepared, result)
     return document_of(prepared, result)
+
+
+def _search_all(prepared: PreparedSearch) -> SearchResult:
+    """Search all parts of the space."""
+    from tap_planner.search import search_by_room, search_parts
+
+    def limit(cluster: Cluster) -> int | None:
+        return limit_bytes(cluster, prepared.options)
+
+    return search_parts(prepared.requests, lambda request: search_by_room(request, limit))
+
+
+def _search(prepared: PreparedSearch) -> SearchResult:
+    try:
+        return _search_all(prepared)
+    except InfeasibleError as failure:
+        error = blame_rules(prepared, failure, _search_all)
+        if prepared.options.allow_idle or prepared.cluster.num_devices == 1:
+            raise error from failure.__cause__
+        raise InfeasibleError(
+            error.message,
+            hint=f"{error.hint}; plans that leave devices idle are tried with --allow-idle",
+            least_memory_bytes=error.least_memory_bytes,
+            limit_bytes=error.limit_bytes,
+        ) from failure
+
+
+def _note_fewer(prepared: PreparedSearch, result: SearchResult) -> None:
+    """Say so if fewer devices are proven faster, unless the user has chosen: idle devices, a mesh, rules, a target."""
+    from tap_planner.search import fewer_devices
+
+    options, devices = prepared.options, prepared.cluster.num_devices
+    fixed = options.mesh is not None or options.constraints or options.target is not None
+    if options.allow_idle or fixed or devices == 1:
+        return
+    fewer = fewer_devices(prepared.request, result)
+    if fewer is not None:
+        _log.log(
+            NOTE,
+            f"{fewer.num_devices} of the {devices} devices are proven faster: {fewer.objective_ns / 1e6:.3f} ms a "
+            f"step; all of them take at least {result.bound_ns / 1e6:.3f} ms; --allow-idle uses fewer",
+        )
 
 
 def document_of(prepared: PreparedSearch, result: SearchResult) -> PlanDocument:
     """The document of a search result; its objective and collectives are counted from the lowered Program."""
+    from tap_planner.cluster import idle_boxes, mesh_places, part_of
     from tap_planner.program import lower
     from tap_planner.simulate import price_program
 
     graph = result.folded.graph
     program = lower(graph, result.decisions)
-    price = price_program(program, prepared.cluster)
+    used = part_of(prepared.cluster, result.mesh)
+    price = price_program(program, used)
     if (price.objective_ns, price.memory_bytes) != (result.objective_ns, result.memory_bytes):
         raise AssertionError(
             f"the search priced the plan at {result.objective_ns} ns and {result.memory_bytes} bytes, "
             f"its program costs {price.objective_ns} ns and {price.memory_bytes} bytes"
         )
-    collectives = _collective_entries(program, prepared.cluster, result.mesh)
+    collectives = _collective_entries(program, used, result.mesh)
     return build_document(
         producer=_producer(),
         model=ModelInput(
@@ -281,9 +168,10 @@ def document_of(prepared: PreparedSearch, result: SearchResult) -> PlanDocument:
         options=prepared.options,
         decisions=result.decisions,
         reads={name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None},
-        ranks=prepared.cluster.places(),
+        ranks=mesh_places(prepared.cluster, result.mesh),
+        left_out=tuple(IdlePlaces(first=f, last=last) for f, last in idle_boxes(prepared.cluster, result.mesh)),
         collectives=collectives,
-        predicted=_predicted(price, collectives),
+        predicted=_predicted(program, price, used),
         certificate=_certificate(result),
         idle=idle_devices(result.decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
     )
@@ -320,23 +208,43 @@ def _collective_entries(program: Program, cluster: Cluster, mesh: Mesh) -> tuple
     return tuple(entries)
 
 
-def _predicted(price: Price, collectives: tuple[CollectiveEntry, ...]) -> Predicted:
-    """The step without overlap, with the latency of the gradient buckets."""
-    compute_ns = price.compute_ns + price.optimizer_ns
-    communication_ns = sum(entry.time_ns * entry.count for entry in collectives)
+def _predicted(program: Program, price: Price, cluster: Cluster) -> Predicted:
+    """The step with the latency of every collective, less what is hidden behind compute."""
+    from tap_planner.simulate import predict
+
+    prediction = predict(program, cluster)
     return Predicted(
-        step_ns=compute_ns + communication_ns,
-        compute_ns=compute_ns,
-        communication_ns=communication_ns,
-        hidden_ns=0,
-        memory_bytes={
-            "parameters": price.parameter_bytes,
-            "gradients": price.gradient_bytes,
-            "optimizer": price.optimizer_bytes,
-            "activations": price.activation_bytes,
-            "workspace": 0,
-        },
+        step_ns=prediction.step_ns,
+        compute_ns=prediction.compute_ns,
+        communication_ns=prediction.communication_ns,
+        hidden_ns=prediction.hidden_ns,
+        memory_bytes=_memory_by_kind(price, program.decisions.mode),
+        tokens=_tokens(program),
     )
+
+
+def _memory_by_kind(price: Price, mode: str) -> dict[str, int]:
+    if mode == "infer":
+        return {
+            "parameters": price.parameter_bytes,
+            "caches": price.cache_bytes,
+            "inputs": price.input_bytes,
+            "outputs": price.output_bytes,
+        }
+    return {
+        "parameters": price.parameter_bytes,
+        "gradients": price.gradient_bytes,
+        "optimizer": price.optimizer_bytes,
+        "activations": price.activation_bytes,
+        **({"unsharded": price.unsharded_bytes} if price.unsharded_bytes else {}),
+        "workspace": 0,
+    }
+
+
+def _tokens(program: Program) -> int | None:
+    """New tokens of a step over the whole batch, where a decoder's caches say how many each sequence gets."""
+    new = program.graph.new_positions
+    return None if new is None else new * program.graph.batch * program.decisions.microbatches
 
 
 def _certificate(result: SearchResult) -> Certificate:
@@ -354,7 +262,7 @@ def _certificate(result: SearchResult) -> Certificate:
             "pruned": statistics.pruned,
             "strategies": statistics.strategies,
         },
-        not_in_objective=NOT_IN_OBJECTIVE,
+        not_in_objective=NOT_IN_OBJECTIVE if result.decisions.mode == "train" else NOT_IN_OBJECTIVE_OF_INFERENCE,
     )
 
 
@@ -380,7 +288,7 @@ def _part_graph(document: PlanDocument, decisions: Decisions, model: Path) -> Gr
     from tap_planner.graph import bind, load_model
 
     loaded = load_model(model)
-    options = _bind_options(document.options)
+    options = bind_options(document.options)
     whole = bind(loaded, options)
     if whole.digest != document.model.graph_digest:
         raise ApplyError(
@@ -404,6 +312,19 @@ def lower_plan(document: PlanDocument, model: Path) -> Program:
 
     decisions = expand(document)
     return lower(_part_graph(document, decisions, model), decisions)
+
+
+def simulate_plan(document: PlanDocument, model: Path) -> Prediction:
+    """The predicted step of a plan, from its Program and the devices that it uses.
+
+    Raises:
+        ApplyError: the plan is about another model.
+    """
+    from tap_planner.cluster import Cluster, restricted
+    from tap_planner.simulate import predict
+
+    used = restricted(Cluster.from_json(document.cluster), _devices(document))
+    return predict(lower_plan(document, model), used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,7 +371,7 @@ def apply_plan(request: ApplyRequest) -> ApplyOutcome:
     check_digests(document)
     job = ApplyJob(
         model=request.model,
-        options=_bind_options(document.options),
+        options=bind_options(document.options),
         decisions=expand(document),
         graph_digest=document.model.graph_digest,
         random_weights=request.init_random,
@@ -459,5 +380,18 @@ def apply_plan(request: ApplyRequest) -> ApplyOutcome:
         steps=request.steps,
         verify=request.verify,
         custom_ops=request.custom_ops,
+        devices=_devices(document) if document.mesh.idle_devices else (),
+        num_devices=len(document.mesh.ranks) + document.mesh.num_left_out,
     )
     return ApplyOutcome(result=apply_job(job, num_processes=request.nproc, backend=request.backend))
+
+
+def _devices(document: PlanDocument) -> tuple[int, ...]:
+    """Number of each rank's device among those of the cluster."""
+    from tap_planner.cluster import Cluster
+
+    numbers = {place: number for number, place in enumerate(Cluster.from_json(document.cluster).places())}
+    missing = next((place for place in document.mesh.ranks if place not in numbers), None)
+    if missing is not None:
+        raise ApplyError(f"mesh.ranks: the cluster of the plan has no device {list(missing)}")
+    return tuple(numbers[place] for place in document.mesh.ranks)

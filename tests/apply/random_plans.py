@@ -89,8 +89,8 @@ class RandomPlan:
         graph: what the plan is for.
         mesh_shape: sizes of the axes.
         seed: which point of the space.
-        zero: ZeRO level.
-        recompute: ``none`` or ``full``.
+        zero: ZeRO level; None: each region's parameters have a level and axes of their own.
+        recompute: ``none``, ``selective``, ``full``, or ``mixed``: each region has a setting of its own.
         microbatches: how many.
         optimizer: ``adamw`` or ``sgd``.
         loss_kind: kind of the graph's loss.
@@ -102,7 +102,7 @@ class RandomPlan:
         mesh_shape: tuple[int, ...],
         seed: int,
         *,
-        zero: int = 0,
+        zero: int | None = 0,
         recompute: str = "none",
         microbatches: int = 1,
         optimizer: str = "adamw",
@@ -197,12 +197,51 @@ class RandomPlan:
         ids = [operator.id for operator in self.graph.operators]
         third = max(1, (len(ids) - 1) // 3)
         cuts = [0, third, 2 * third, len(ids) - 1 if self.training else len(ids), len(ids)]
+        if self.recompute in ("mixed", "selective"):
+            return self._mixed_regions(ids)
         regions: list[Region] = []
         for number, (begin, end) in enumerate(itertools.pairwise(cuts)):
             if begin < end:
                 again = self.recompute if number < 2 and self.training else "none"
                 regions.append(Region(operators=tuple(ids[begin:end]), run=None, occurrence=0, recompute=again))
         return tuple(regions)
+
+    def _mixed_regions(self, ids: list[str]) -> tuple[Region, ...]:
+        """What lies first, four occurrences of a run with settings of their own, and what lies last."""
+        last = len(ids) - 1
+        cuts = [0, *sorted(self.random.sample(range(1, last), 5)), len(ids)]
+        regions: list[Region] = []
+        for number, (begin, end) in enumerate(itertools.pairwise(cuts)):
+            inside = 0 < number < 5
+            settings = ["none", "selective", "full"] if self.recompute == "mixed" else [self.recompute]
+            regions.append(
+                Region(
+                    operators=tuple(ids[begin:end]),
+                    run=0 if inside else None,
+                    occurrence=number - 1 if inside else 0,
+                    recompute=self.random.choice(settings) if inside else "none",
+                )
+            )
+        return tuple(regions)
+
+    def _zero_settings(self, num_regions: int) -> list[tuple[int, set[int]]]:
+        """Per region ZeRO level and the axes over which it may shard."""
+        axes = range(len(self.mesh_shape))
+        if self.zero is not None:
+            return [(self.zero, set(axes))] * num_regions
+        return [
+            (self.random.randrange(4), set(self.random.sample(axes, self.random.randint(1, len(axes)))))
+            for _ in range(num_regions)
+        ]
+
+    def _key(self, axes: tuple[int, ...], dtype: str, region: int, setting: tuple[int, set[int]]) -> BucketKey | None:
+        if not axes:
+            return None
+        level, over = setting
+        zero_axes = tuple(axis for axis in axes if axis in over) if level else ()
+        level = level if zero_axes else 0
+        group = region if level >= 2 else None
+        return BucketKey(axes=axes, dtype=dtype, zero_level=level, zero_axes=zero_axes, group=group)
 
     def _parameters(
         self, operators: tuple[OperatorDecision, ...], regions: tuple[Region, ...]
@@ -221,16 +260,11 @@ class RandomPlan:
             axes = tuple(a for a, p in enumerate(gradient or ()) if p.is_partial)
             local = math.prod(local_shape(parameter.type.shape, placement, self.mesh_shape))
             rows.append((parameter, placement, gradient, axes, local, trainable))
+        settings = self._zero_settings(len(regions))
+        first = [uses[row[0].name][0][2] if row[0].name in uses else 0 for row in rows]
         keys = [
-            BucketKey(
-                axes=axes,
-                dtype=parameter.type.dtype,
-                zero_level=self.zero,
-                group=uses[parameter.name][0][2] if self.zero == 3 else None,
-            )
-            if axes
-            else None
-            for parameter, _, _, axes, _, _ in rows
+            self._key(axes, parameter.type.dtype, region, settings[region])
+            for (parameter, _, _, axes, _, _), region in zip(rows, first, strict=True)
         ]
         numbers = assign_buckets(keys, [row[4] for row in rows], capacity=500)
         decisions = tuple(
@@ -241,11 +275,11 @@ class RandomPlan:
                 trainable=trainable,
                 placement=placement,
                 gradient=gradient,
-                zero_level=self.zero if axes else 0,
-                zero_axes=axes if self.zero else (),
+                zero_level=key.zero_level if key is not None else 0,
+                zero_axes=key.zero_axes if key is not None else (),
                 bucket=number,
             )
-            for (parameter, placement, gradient, axes, _, trainable), number in zip(rows, numbers, strict=True)
+            for (parameter, placement, gradient, _, _, trainable), key, number in zip(rows, keys, numbers, strict=True)
         )
         return decisions, self._buckets(decisions, [row[4] for row in rows])
 
@@ -256,15 +290,16 @@ class RandomPlan:
                 found.setdefault(decision.bucket, []).append(index)
         buckets = []
         for number, members in sorted(found.items()):
-            axes = decisions[members[0]].data_axes
-            shards = math.prod(self.mesh_shape[axis] for axis in axes) if self.zero else 1
+            first = decisions[members[0]]
+            shards = math.prod(self.mesh_shape[axis] for axis in first.zero_axes)
             elements = sum(sizes[index] for index in members)
             buckets.append(
                 BucketDecision(
                     id=number,
-                    axes=axes,
-                    dtype=decisions[members[0]].dtype,
-                    zero_level=self.zero,
+                    axes=first.data_axes,
+                    dtype=first.dtype,
+                    zero_level=first.zero_level,
+                    zero_axes=first.zero_axes,
                     parameters=tuple(decisions[index].name for index in members),
                     elements=-(-elements // shards) * shards,
                 )
@@ -311,10 +346,14 @@ class RandomPlan:
                     consumers = groups.setdefault((operand.tensor, operand.placement, operand.gradient), [])
                     if operator.id not in consumers:
                         consumers.append(operator.id)
+        caches = {name: operators[index].inputs[1] for name, index in self.graph.caches.items()}
         result = []
         for (name, target, gradient), consumers in groups.items():
             tensor = self.graph.tensors[name]
-            if tensor.kind is TensorKind.ACTIVATION:
+            stored_cache = caches.get(name)
+            if stored_cache is not None:
+                source = wanted = stored_cache.placement
+            elif tensor.kind is TensorKind.ACTIVATION:
                 source, wanted = sources[name], dual_placements(sources[name])
             elif tensor.read is not None:
                 stored = by_name[tensor.read.parameter]

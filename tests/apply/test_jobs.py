@@ -95,12 +95,45 @@ def test_wrong_number_of_processes(job: ApplyJob, monkeypatch: pytest.MonkeyPatc
         apply_job(job)
 
 
-def test_launcher(job: ApplyJob, tmp_path: Path) -> None:
-    """Under torchrun every process joins the launcher's group; rank 0 has the result, the others None."""
+@pytest.fixture(scope="module")
+def leaving_out(job: ApplyJob) -> ApplyJob:
+    """The same model on 2 of 3 devices, the first and the last."""
+    part = bind(load_model(_PATH), replace(_OPTIONS, batch=2))
+    plan = RandomPlan(part, (2,), 1, zero=2, microbatches=2, loss_kind="cross-entropy")
+    return replace(job, decisions=replace(plan.build(), precision="fp32"), devices=(0, 2), num_devices=3)
+
+
+def test_ranks_are_where_their_devices_are(leaving_out: ApplyJob) -> None:
+    """With one process a device the mesh lies on those that the plan names; with fewer, on the first; others refuse."""
+    assert leaving_out.members(3) == (0, 2)
+    assert leaving_out.members(2) == (0, 1)
+    for world in (1, 4):
+        with pytest.raises(ApplyError, match=f"mesh 2 has 2 ranks, got {world} processes") as caught:
+            leaving_out.members(world)
+        assert "start 2 to 3 processes" in caught.value.hint
+
+
+def test_idle_processes_wait(leaving_out: ApplyJob) -> None:
+    """Two of three processes verify the plan, the one between them is idle until they are done."""
+    result = apply_job(replace(leaving_out, verify=True), num_processes=3)
+    assert result is not None and result.report is not None
+    assert result.report.passed, "\n".join(result.report.lines())
+    assert result.num_ranks == 2 and result.num_collectives > 0
+
+
+@pytest.mark.full
+def test_a_failing_rank_ends_idle_processes(leaving_out: ApplyJob) -> None:
+    """The job ends with the error of the rank, not with a process that waits for ever."""
+    with pytest.raises(ApplyError, match=r"rank \d failed: .* 28 of 28"):
+        run_processes(replace(leaving_out, random_weights=False), 3)
+
+
+def launched(job: ApplyJob, processes: int, folder: Path) -> list[str]:
+    """What each process of a torchrun job says: PASSED, None, or the result."""
     import pickle
 
-    (tmp_path / "job").write_bytes(pickle.dumps(replace(job, verify=True)))
-    script = tmp_path / "main.py"
+    (folder / "job").write_bytes(pickle.dumps(job))
+    script = folder / "main.py"
     script.write_text(
         "import os, pathlib, pickle, sys\n"
         "import torch\n"
@@ -111,8 +144,9 @@ def test_launcher(job: ApplyJob, tmp_path: Path) -> None:
         "    said = 'PASSED' if result is not None and result.report.passed else str(result)\n"
         "    pathlib.Path(sys.argv[1] + os.environ['RANK']).write_text(said)\n"
     )
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4", "--standalone", script, tmp_path / "job"],
+        [*launcher, script, folder / "job"],
         capture_output=True,
         text=True,
         timeout=180,
@@ -120,7 +154,19 @@ def test_launcher(job: ApplyJob, tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert [(tmp_path / f"job{rank}").read_text() for rank in range(4)] == ["PASSED", "None", "None", "None"]
+    return [(folder / f"job{rank}").read_text() for rank in range(processes)]
+
+
+def test_launcher(job: ApplyJob, tmp_path: Path) -> None:
+    """Under torchrun every process joins the launcher's group; rank 0 has the result, the others None."""
+    assert launched(replace(job, verify=True), 4, tmp_path) == ["PASSED", "None", "None", "None"]
+
+
+@pytest.mark.full
+def test_launcher_with_more_processes_than_ranks(leaving_out: ApplyJob, tmp_path: Path) -> None:
+    """Processes of a launcher whose devices the plan leaves out wait and say nothing."""
+    job = replace(leaving_out, verify=True, devices=(1, 2))
+    assert launched(job, 3, tmp_path) == ["None", "PASSED", "None"]
 
 
 def test_importing_the_planner_imports_no_torch() -> None:

@@ -11,12 +11,24 @@ import torch
 from torch import Tensor
 
 from tap_planner.apply import LockstepCommunicator
-from tap_planner.apply.operators import FUNCTIONS, OperatorContext, run_loss, run_operator
+from tap_planner.apply.operators import (
+    FUNCTIONS,
+    OperatorContext,
+    exchanges,
+    narrow,
+    ring_axes,
+    run_loss,
+    run_operator,
+    run_ring,
+    widen,
+)
 from tap_planner.apply.placing import assemble
 from tap_planner.operators import OperatorSignature, TensorType, known_types, lookup, rule_of
 from tap_planner.sharding import REPLICATE, Placements, Strategy, enumerate_strategies, local_indices
+from tests.operators.halo_cases import SPATIAL_CASES, evaluate, pads_of
 from tests.operators.operator_cases import CASES, name_of
 from tests.operators.operator_reference import random_values, run, signature, tensor
+from tests.operators.ring_cases import RING_CASES
 
 _MESHES = ((3,), pytest.param((2,), marks=pytest.mark.full), pytest.param((2, 2), marks=pytest.mark.full))
 _SPECIAL = frozenset({"Loss"})
@@ -74,6 +86,11 @@ def _torch_values(sig: OperatorSignature) -> list[Tensor | None]:
 
 
 _CASES = [pytest.param(sig, id=name_of(sig)) for sig in (*CASES, *_MORE_CASES)]
+_SPLIT_CASES = [
+    *_CASES,
+    *(pytest.param(sig, id=f"halo-{name_of(sig)}") for sig in SPATIAL_CASES),
+    *(pytest.param(sig, id=f"ring-{name_of(sig)}") for sig in RING_CASES),
+]
 
 
 @pytest.mark.parametrize("sig", _CASES)
@@ -114,11 +131,34 @@ def _parts(whole: Tensor, placements: Placements, mesh_shape: tuple[int, ...]) -
     return parts
 
 
+@pytest.mark.parametrize("sig", SPATIAL_CASES, ids=name_of)
+def test_agrees_with_windows_written_as_loops(sig: OperatorSignature) -> None:
+    """On whole tensors the windowed functions compute what their definition in numpy does."""
+    values = random_values(sig)
+    (output,) = _run_context([_whole_context(sig)], [_torch_values(sig)])[0]
+    np.testing.assert_allclose(output.numpy(), evaluate(sig, values, pads_of(sig)), rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("mesh_shape", _MESHES, ids=str)
-@pytest.mark.parametrize("sig", _CASES)
+@pytest.mark.parametrize("sig", _SPLIT_CASES)
 def test_every_strategy_gives_parts_of_the_whole(sig: OperatorSignature, mesh_shape: tuple[int, ...]) -> None:
     """Under each strategy the local outputs are parts (or terms) of the whole output, and the local vector-Jacobian
     products are parts (or terms) of the whole one, in the placements that the strategy states."""
+    _check_strategies(sig, _strategies(sig, mesh_shape), mesh_shape)
+
+
+@pytest.mark.parametrize("mesh_shape", [(4,), (2, 2), pytest.param((2, 3), marks=pytest.mark.full)], ids=str)
+@pytest.mark.parametrize("sig", RING_CASES, ids=name_of)
+def test_every_ring_gives_parts_of_the_whole(sig: OperatorSignature, mesh_shape: tuple[int, ...]) -> None:
+    """The same for rings: over one axis or two, and beside splits of batch, heads and queries."""
+    rule = rule_of(sig)
+    found = enumerate_strategies(sig, rule, mesh_shape, [()] * len(rule.factors), [True] * len(sig.inputs))
+    rings = [strategy for strategy in found if any(choice.kind == "ring" for choice in strategy.choices)]
+    assert len(rings) > (1 if len(mesh_shape) > 1 else 0)
+    _check_strategies(sig, rings, mesh_shape)
+
+
+def _check_strategies(sig: OperatorSignature, strategies: Sequence[Strategy], mesh_shape: tuple[int, ...]) -> None:
     values = _torch_values(sig)
     differentiable = lookup(sig.type).differentiable_operands
     wanted = [
@@ -129,7 +169,7 @@ def test_every_strategy_gives_parts_of_the_whole(sig: OperatorSignature, mesh_sh
     if sig.type == "Loss":
         wanted = []
     whole, seeds, gradients = _whole_products(sig, values, wanted)
-    for strategy in _strategies(sig, mesh_shape):
+    for strategy in strategies:
         names = strategy.names(rule_of(sig))
         outputs, columns = _local_products(sig, strategy, mesh_shape, values, seeds, wanted)
         for position, reference in enumerate(whole):
@@ -199,16 +239,27 @@ def _local_products(
         for rank in range(len(ranks))
     ]
     contexts = [_context(sig, strategy.inputs, strategy.outputs, mesh_shape, rank) for rank in ranks]
-    outputs = _run_context(contexts, operands)
+    communicator = LockstepCommunicator(mesh_shape)
+    if exchanges(contexts[0]):
+        first = [part for each in operands if (part := each[0]) is not None]
+        for each, part in zip(operands, widen(contexts, first, communicator), strict=True):
+            each[0] = part.requires_grad_() if 0 in wanted else part
     dual = [
         None if seed is None else _parts(seed, _dual(placements), mesh_shape)
         for seed, placements in zip(seeds, strategy.outputs, strict=True)
     ]
+    if ring_axes(contexts[0]):
+        made, record = run_ring(contexts, operands, communicator, {})
+        rows = [[None if column is None else column[rank] for column in dual] for rank in range(len(ranks))]
+        return made, dict(zip(wanted, record.backward(wanted, rows, communicator), strict=True))
+    outputs = _run_context(contexts, operands)
     products: dict[int, list[Tensor]] = {position: [] for position in wanted}
     for rank in range(len(ranks)):
         local_seeds = [None if column is None else column[rank] for column in dual]
         for position, gradient in zip(wanted, _vjp(outputs[rank], operands[rank], wanted, local_seeds), strict=True):
             products[position].append(gradient)
+    if 0 in wanted:
+        products[0] = narrow(contexts, products[0], communicator)
     return [tuple(output.detach() for output in each) for each in outputs], products
 
 

@@ -193,7 +193,7 @@ def test_agrees_with_onnxruntime(case: _Case, tmp_path: Path) -> None:
     file = saved(tmp_path, model)
     graph = bind(file, BindOptions())
     found = run_reference(graph, StoredWeights(WeightReader(file)), {"x": np.asarray(case.operands[case.data])})
-    for name, reference in zip(graph.outputs, expected, strict=True):
+    for name, reference in zip(graph.output_names, expected, strict=True):
         made = found.outputs[name].astype(np.float64)
         assert made.shape == reference.shape
         reference = reference.astype(np.float64)

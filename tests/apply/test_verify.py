@@ -31,7 +31,8 @@ class Case:
     dims: Mapping[str, int] = field(default_factory=dict)
     loss: str = "mean"
     microbatches: int = 1
-    zero: int = 0
+    zero: int | None = 0
+    """None: another level and other axes for each region."""
     recompute: str = "none"
     optimizer: str = "adamw"
     training: bool = True

@@ -20,6 +20,11 @@ def deepened(source: Path, layers: int) -> onnx.ModelProto:
     """
     model = onnx.ModelProto()
     model.ParseFromString(source.read_bytes())
+    return deepened_model(model, layers)
+
+
+def deepened_model(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:
+    """The same for a model in memory, which is changed."""
     first, second = LAYER.format(0), LAYER.format(1)
     nodes = list(model.graph.node)
     layer = [node for node in nodes if _belongs(node.output[0], second)]
@@ -40,6 +45,36 @@ def deepened(source: Path, layers: int) -> onnx.ModelProto:
     tail = [_copy(node, lambda name: before if name == leave else name) for node in nodes[at:]]
     del model.graph.node[:]
     model.graph.node.extend([*nodes[:at], *made, *tail])
+    return model
+
+
+def resized(source: Path, layers: int) -> onnx.ModelProto:
+    """A model of at least two layers with as many as asked for: copies of its second layer follow each other.
+
+    Args:
+        source: a model written node by node, with names that begin with ``model.layers.N``.
+        layers: how many layers it shall have, at least 2.
+    """
+    return deepened_model(_of_two_layers(source), layers)
+
+
+def _of_two_layers(source: Path) -> onnx.ModelProto:
+    """The model with all layers after the second left out."""
+    model = onnx.ModelProto()
+    model.ParseFromString(source.read_bytes())
+    kept = (LAYER.format(0), LAYER.format(1))
+
+    def surplus(name: str) -> bool:
+        return name.startswith(LAYER.format("")) and not any(_belongs(name, layer) for layer in kept)
+
+    nodes = list(model.graph.node)
+    leave = next(node.output[0] for node in reversed(nodes) if _belongs(node.output[0], kept[1]))
+    last = next((node.output[0] for node in reversed(nodes) if surplus(node.output[0])), leave)
+    rest = [node for node in nodes if not surplus(node.output[0])]
+    weights = [tensor for tensor in model.graph.initializer if not surplus(tensor.name)]
+    del model.graph.node[:], model.graph.initializer[:]
+    model.graph.node.extend(_copy(node, lambda name: leave if name == last else name) for node in rest)
+    model.graph.initializer.extend(weights)
     return model
 
 

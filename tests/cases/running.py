@@ -19,7 +19,7 @@ import numpy as np
 
 from tap_planner.apply import ApplyJob, apply_job
 from tap_planner.graph import BindOptions, Graph, bind, load_model
-from tap_planner.plan import Decisions, PlanDocument, expand, read_plan
+from tap_planner.plan import Decisions, OperatorDecision, PlanDocument, expand, read_plan
 from tap_planner_cli import apply, diff, plan, show
 from tap_planner_cli.errors import invoke
 from tests.apply.random_plans import RandomPlan
@@ -91,6 +91,11 @@ class Planned:
         return expand(self.document)
 
     @property
+    def operators(self) -> tuple[OperatorDecision, ...]:
+        """The operators of the model, without the ends that inference adds."""
+        return tuple(operator for operator in self.decisions.operators if operator.type != "Output")
+
+    @property
     def json(self) -> dict[str, object]:
         """The plan file."""
         loaded: dict[str, object] = json.loads(self.path.read_text(encoding="utf-8"))
@@ -117,7 +122,11 @@ class Planned:
         return ApplyJob(
             model=self.model,
             options=BindOptions(
-                batch=options.batch, dims=dict(options.dims), shapes=dict(options.shapes), values=dict(options.values)
+                batch=options.batch,
+                dims=dict(options.dims),
+                shapes=dict(options.shapes),
+                values=dict(options.values),
+                ends=options.mode == "infer",
             ),
             decisions=self.decisions,
             graph_digest=self.document.model.graph_digest,

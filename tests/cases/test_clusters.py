@@ -111,7 +111,7 @@ def test_equal_parts_are_priced_at_the_slower_device(tmp_path: Path) -> None:
     assert planned.mesh == {"dp": 6} and len(planned.document.mesh.ranks) == 6
     assert planned.document.mesh.ranks[3:] == ((0, 3), (1, 0), (1, 1))
     columns = math.ceil(32768 / 6)
-    strategies = {operator.id: operator.strategy for operator in planned.decisions.operators}
+    strategies = {operator.id: operator.strategy for operator in planned.operators}
     assert strategies == {"a": ("n",), "r": ("d1",), "y": ("k",)}
     products = [
         max(2 * 16 * 8192 * columns / SLOW_FLOPS, 2 * (16 * 8192 + 8192 * columns + 16 * columns) / SLOW_BYTES)

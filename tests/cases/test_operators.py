@@ -99,16 +99,18 @@ def test_operators_are_not_split_along_what_they_couple(tmp_path: Path) -> None:
 
 
 def test_a_full_reduction_of_split_rows_is_summed(tmp_path: Path) -> None:
-    """With x split by rows the mean is a sum over the ranks that divides once, and the loss has no dims."""
+    """With x split by rows the mean is a sum over the ranks that divides once; the loss that is returned has no dims,
+    and is whole: the rows come together for it."""
     case = Case("rank0_scalars")
     planned = case.plan(
         tmp_path, "--precision", "fp32", "--mesh", "dp=4", "--constraint", "m:dp!=none", "--constraint", "a:dp=d0"
     )
-    operators = planned.decisions.operators
+    operators = planned.operators
     assert operators[-1].outputs[0].shape == ()
     first = operators[0]
     assert first.type == "ReduceMean" and str(first.outputs[0].placement[0]) == "P(sum)"
-    assert [entry.kind for entry in planned.document.collectives] == ["all_reduce"]
+    assert [entry.kind for entry in planned.document.collectives] == ["all_gather", "all_reduce"]
+    assert str(decision_of(planned, "loss__output").outputs[0].placement[0]) == "R"
     assert_equal_outputs(execute(planned.job(), case.inputs(tmp_path)), case.outputs())
     scalars = [output for operator in operators for output in operator.outputs if output.shape == ()]
     assert not any(placement.is_shard for output in scalars for placement in output.placement)
@@ -145,7 +147,7 @@ def test_sizes_that_follow_from_others(tmp_path: Path) -> None:
     planned = Case("symbolic_concat_expand").plan(tmp_path)
     shapes = {o.tensor: o.shape for operator in planned.decisions.operators for o in operator.outputs}
     assert shapes["kv"] == shapes["y"] == (2, 8, 8)
-    assert set(shapes) <= {"kv", "be", "y"} and "total" not in planned.document.model.dims
+    assert set(shapes) <= {"kv", "be", "y", "y__output"} and "total" not in planned.document.model.dims
 
 
 def test_a_branch_chosen_by_an_input(tmp_path: Path) -> None:
@@ -190,8 +192,8 @@ def test_sequences_and_strings(tmp_path: Path) -> None:
         found = execute(planned.job(), tmp_path / "inputs.npz")
         assert_equal_outputs(found, dict(zip(("y", "e"), expected, strict=True)))  # pyright: ignore[reportArgumentType]
     planned = case.plan(tmp_path, "--dim", "n=4", "--constraint", "y:dp=e0", "--mesh", "dp=4", stem="strings")
-    assert [operator.type for operator in planned.decisions.operators] == ["ai.onnx.ml::LabelEncoder", "Gather"]
-    encoder, gather = planned.decisions.operators
+    assert [operator.type for operator in planned.operators] == ["ai.onnx.ml::LabelEncoder", "Gather"]
+    encoder, gather = planned.operators
     assert encoder.strategy == ("none",) and str(gather.outputs[0].placement[0]) == "S(1)"
 
 
@@ -240,7 +242,7 @@ TIED = Case("tied_embedding_vocab50257_tp8")
 
 def test_an_odd_vocabulary_is_split_unevenly(tmp_path: Path) -> None:
     """Pinned to the vocabulary on 8 devices, the table is stored once, in parts of 6283 rows and a last of 6276."""
-    options = ("--mesh", "tp=8", "--constraint", "logits:tp=n", "--max-memory", "250KiB")
+    options = ("--mesh", "tp=8", "--constraint", "logits:tp=n", "--max-memory", "300KiB")
     planned = TIED.plan(tmp_path, *options)
     (table,) = planned.decisions.parameters
     assert (table.name, table.shape, str(table.placement[0])) == ("emb", (50257, 16), "S(0)")
@@ -273,8 +275,8 @@ def test_weights_in_constant_nodes(tmp_path: Path) -> None:
     planned = case.plan(tmp_path)
     assert [(p.name, p.shape) for p in planned.decisions.parameters] == [("w", (8, 16)), ("w2", (4, 4))]
     assert planned.document.predicted.memory_bytes["parameters"] == 2 * (8 * 16 + 4 * 4)
-    assert [o.type for o in planned.decisions.operators] == ["MatMul", "Reshape", "MatMul", "MatMul"]
-    split = case.plan(tmp_path, "--mesh", "dp=4", "--constraint", "a:dp=n", "--max-memory", "120B")
+    assert [o.type for o in planned.operators] == ["MatMul", "Reshape", "MatMul", "MatMul"]
+    split = case.plan(tmp_path, "--mesh", "dp=4", "--constraint", "a:dp=n", "--max-memory", "140B")
     assert split.decisions.parameters[0].placement[0].dim == 1 and split.decisions.parameters[0].placement[0].is_shard
     trained = case.plan(tmp_path, mode="train")
     assert all(parameter.trainable for parameter in trained.decisions.parameters)
@@ -283,7 +285,7 @@ def test_weights_in_constant_nodes(tmp_path: Path) -> None:
 def test_negative_indices_on_split_rows(tmp_path: Path) -> None:
     """-1 and -10 mean rows 9 and 0 on every one of 3 devices that hold rows; 10 and -11 are reported."""
     case = Case("gather_negative_index")
-    planned = case.plan(tmp_path, "--precision", "fp32", "--mesh", "dp=3", "--max-memory", "70B")
+    planned = case.plan(tmp_path, "--precision", "fp32", "--mesh", "dp=3", "--max-memory", "130B")
     assert str(planned.decisions.parameters[0].placement[0]) == "S(0)"
     assert_equal_outputs(execute(planned.job(), case.inputs(tmp_path)), case.outputs())
     with np.load(case.inputs(tmp_path)) as stored:

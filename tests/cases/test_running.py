@@ -29,8 +29,8 @@ TRIVIAL = Case("outputs_inputs_passthrough")
 def test_outputs_that_are_inputs_or_weights(tmp_path: Path) -> None:
     """Inner values, inputs and initializers are returned; what nobody needs costs nothing."""
     planned = assert_runs_as_elsewhere(TRIVIAL, tmp_path)
-    assert [operator.type for operator in planned.decisions.operators] == ["Relu", "Exp"]
-    assert not planned.decisions.parameters and planned.document.predicted.total_memory_bytes == 0
+    assert [operator.type for operator in planned.operators] == ["Relu", "Exp"]
+    assert not planned.decisions.parameters and planned.document.predicted.memory_bytes["parameters"] == 0
     assert_any_plan_runs_as_elsewhere(TRIVIAL, planned, tmp_path)
 
 
@@ -38,7 +38,7 @@ def test_outputs_that_are_inputs_or_weights(tmp_path: Path) -> None:
 def test_graphs_without_operators(stem: str, tmp_path: Path) -> None:
     """One Identity, or no node at all, has a trivial plan that every command accepts."""
     planned = assert_runs_as_elsewhere(TRIVIAL, tmp_path, stem=stem)
-    assert not planned.decisions.operators and planned.document.certificate.status == "optimal"
+    assert not planned.operators and planned.document.certificate.status == "optimal"
     assert planned.document.predicted.step_ns == 0
     assert f"{stem}.onnx on case" in planned.tables()
     assert run("tap-show", "--program", planned.path, "--model", planned.model).code == 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tap_planner.errors import InfeasibleError, LimitReachedError, ModelError
+from tap_planner.logs import NOTE
 from tap_planner.plan import Constraint, PlanDocument, PlanOptions, PlanRequest, to_text, with_digests, write_plan
+from tap_planner_cli.console import show_warnings
 from tap_planner_cli.errors import invoke
 from tap_planner_cli.plan import command
 from tests.cli.fake_api import FakeApi
@@ -27,6 +30,26 @@ def test_the_plan_is_data(api: FakeApi, old_document: PlanDocument, capsys: Capt
     captured = capsys.readouterr()
     assert captured.out == to_text(old_document)
     assert "1.235 ms predicted" in captured.err
+
+
+def test_the_summary_of_inference(api: FakeApi, old_document: PlanDocument, capsys: Capture) -> None:
+    """Latency, throughput and memory by kind take the place of what is about training."""
+    memory = {"parameters": 3 << 30, "caches": 1 << 30, "inputs": 1 << 20, "outputs": 1 << 20}
+    api.document = replace(
+        old_document,
+        options=replace(old_document.options, mode="infer"),
+        model=replace(old_document.model, batch=8),
+        predicted=replace(old_document.predicted, step_ns=2_000_000, memory_bytes=memory, tokens=24),
+    )
+    assert _run("--mode", "infer") == 0
+    words = " ".join(capsys.readouterr().err.split())
+    assert "latency 2.000 ms predicted" in words
+    assert "throughput 4,000 samples/s, 12,000 tokens/s" in words
+    assert "4.002 GiB per device: 3.000 GiB parameters, 1.000 GiB caches, 2.000 MiB inputs and outputs" in words
+    assert "ZeRO" not in words and "recompute" not in words
+    api.document = replace(api.document, predicted=replace(api.document.predicted, tokens=None))
+    _run("--mode", "infer")
+    assert "tokens" not in capsys.readouterr().err
 
 
 def test_quiet_output_file(api: FakeApi, old_document: PlanDocument, tmp_path: Path, capsys: Capture) -> None:
@@ -47,7 +70,7 @@ def test_all_options(api: FakeApi) -> None:
     arguments = (
         "-q --batch 8 --dim seq=16 --dim n=2 --shape x=4,8 --value k=-3 --value flag=true --batch-dim n "
         "--optimizer sgd --precision fp32 --loss sum --loss-output y --freeze emb* --train scale --mesh dp=2,tp=2 "
-        "--max-axes 3 --gap 0.25% --zero 2 --microbatches 4 --recompute full --max-memory 1.5GiB "
+        "--max-axes 3 --allow-idle --gap 0.25% --zero 2 --microbatches 4 --recompute full --max-memory 1.5GiB "
         "--constraint batch!=tp --constraint MatMul:tp=n"
     )
     assert _run(*arguments.split()) == 0
@@ -65,6 +88,7 @@ def test_all_options(api: FakeApi) -> None:
         recompute="full",
         mesh="dp=2,tp=2",
         max_axes=3,
+        allow_idle=True,
         gap_basis_points=25,
         max_memory_bytes=3 << 29,
         constraints=(
@@ -192,9 +216,19 @@ def test_options_are_frozen() -> None:
     found = {option for param in command.params for option in param.opts if option.startswith("-")}
     assert found == {
         *("--batch", "--batch-dim", "--check", "--cluster", "--color", "--constraint", "--dim", "--freeze", "--gap"),
-        "--custom-rule",
+        *("--allow-idle", "--custom-rule"),
+        *("--constraints", "--fix", "--forbid", "--no-zero", "--replicate", "--target"),
         *("--loss",),
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
         *("--output", "--precision", "--quiet", "--recompute", "--report", "--shape", "--train", "--value"),
         *("--verbose", "--version", "--zero", "-o", "-q", "-v"),
     }
+
+
+@pytest.mark.parametrize(("flags", "shown"), [({"quiet": True}, 0), ({}, 2), ({"verbose": True}, 3)])
+def test_what_is_said_besides_the_plan(flags: dict[str, bool], shown: int, capsys: Capture) -> None:
+    """Warnings and important notes are always said, with -v also what else there is to note, with -q nothing."""
+    show_warnings(**{"quiet": False, "verbose": False, **flags})
+    for level in (logging.WARNING, NOTE, logging.INFO):
+        logging.getLogger("tap_planner").log(level, "said")
+    assert capsys.readouterr().err.splitlines() == ["warning: said", "note: said", "note: said"][:shown]

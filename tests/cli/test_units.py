@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tap_planner_cli.units import format_bytes, format_ns, format_percent, title
+from tap_planner_cli.units import format_bytes, format_ns, format_percent, format_rate, title
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,15 @@ def test_times(value: int, text: str) -> None:
 def test_bytes(value: int, text: str) -> None:
     """Bytes have binary units."""
     assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "ns", "text"),
+    [(256, 7_872_000, "32,520"), (1, 80_000_000, "12.5"), (1, 4_000_000_000, "0.25"), (1, 0, "-")],
+)
+def test_rates(count: int, ns: int, text: str) -> None:
+    """Rates are per second, with three digits at least; nothing happens often in no time."""
+    assert format_rate(count, ns) == text
 
 
 def test_words() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tap_planner.cluster import Cluster, Level, Mesh, MeshAxis, catalogue_device
 from tap_planner.cost import COLLECTIVE_KINDS, CollectiveModel, group_shape
+from tap_planner.errors import ClusterError
 
 GB = 10**9
 
@@ -124,6 +125,29 @@ def test_gloo_has_rings_only() -> None:
     assert model.cost("all_gather", (0,), 12345).ns < model.cost("all_reduce", (0,), 12345).ns
 
 
+def test_halo_exchange() -> None:
+    """Neighbours speak at once: the slowest link's latency once, the rows of both sides over the slowest link; NICs are
+    shared by the groups that leave a node, and inside a node nobody pays the network."""
+    model = CollectiveModel(cluster_of(8, 2), mesh_of(2, 8))
+    assert times(model, "halo_exchange", (1,), GB) == pytest.approx({"direct": 3000 + GB / 300})
+    assert times(model, "halo_exchange", (0,), GB) == pytest.approx({"direct": 10_000 + 8 * GB / 25})
+    whole = CollectiveModel(cluster_of(8, 2), mesh_of(16))
+    assert times(whole, "halo_exchange", (0,), GB) == pytest.approx({"direct": 10_000 + GB / 25})
+    assert times(model, "halo_exchange", (0, 1), GB) == times(whole, "halo_exchange", (0,), GB)
+    assert whole.cost("halo_exchange", (0,), 0).ns == 0
+
+
+def test_ring_exchange() -> None:
+    """One step of a ring: one latency of the slowest level that the group crosses, all bytes over its slowest link;
+    all groups leave a node at once, and two devices of a full mesh have one link."""
+    model = CollectiveModel(cluster_of(8, 2), mesh_of(2, 8))
+    assert times(model, "ring_exchange", (1,), GB) == pytest.approx({"direct": 3000 + GB / 300})
+    assert times(model, "ring_exchange", (0,), GB) == pytest.approx({"direct": 10_000 + 8 * GB / 25})
+    assert times(model, "ring_exchange", (0, 1), GB) == pytest.approx({"direct": 10_000 + GB / 25})
+    linked = CollectiveModel(cluster_of(8, 1, kind="mesh"), mesh_of(8))
+    assert times(linked, "ring_exchange", (0,), GB) == pytest.approx({"direct": 3000 + 7 * GB / 300})
+
+
 def test_an_axis_that_straddles_nodes() -> None:
     """3 nodes of 4 as 2 x 6: both groups meet in the middle node and share its NIC; no hierarchy exists."""
     cluster = cluster_of(4, 3)
@@ -185,6 +209,36 @@ def test_monotone_in_bytes(topology: tuple[Cluster, Mesh, tuple[int, ...]], kind
     assert (model.cost(kind, axes, 1000).ns == 0) == alone
 
 
+@given(topologies(), st.booleans())
+def test_exchanges_are_no_faster_than_their_busiest_link(
+    topology: tuple[Cluster, Mesh, tuple[int, ...]], ring: bool
+) -> None:
+    """Counted message by message (half of the payload to each neighbour, or all to the next in the ring), no child
+    sends more than it can meanwhile."""
+    cluster, mesh, axes = topology
+    model, half = CollectiveModel(cluster, mesh), 10**9
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(mesh.num_devices):
+        coordinates = mesh.coordinates(rank)
+        groups.setdefault(tuple(c for i, c in enumerate(coordinates) if i not in axes), []).append(rank)
+    if ring:
+        messages = [(a, b) for ranks in groups.values() for a, b in itertools.pairwise([*ranks, ranks[0]])]
+        taken = model.cost("ring_exchange", axes, half).ns
+    else:
+        pairs = [pair for ranks in groups.values() for pair in itertools.pairwise(ranks)]
+        messages = [*pairs, *((b, a) for a, b in pairs)]
+        taken = model.cost("halo_exchange", axes, 2 * half).ns
+    stride = 1
+    for level in cluster.levels:
+        sent: dict[int, int] = {}
+        for source, target in messages:
+            if source // stride != target // stride:
+                sent[source // stride] = sent.get(source // stride, 0) + half
+        per_second = level.nics * level.bandwidth_bytes_per_s * Fraction(1000, level.oversubscription_permille)
+        assert all(count * 10**9 <= taken * per_second for count in sent.values())
+        stride *= level.size
+
+
 @given(topologies())
 def test_shares_agree_with_counting(topology: tuple[Cluster, Mesh, tuple[int, ...]]) -> None:
     """Sharing, pairs and hops are what counting rank by rank gives."""
@@ -216,5 +270,5 @@ def test_wrong_calls() -> None:
     """An unknown kind and a mesh of another size are our own mistakes."""
     with pytest.raises(ValueError, match="gather_all"):
         CollectiveModel(cluster_of(2, 1), mesh_of(2)).cost("gather_all", (0,), 1)
-    with pytest.raises(ValueError, match="mesh of 4"):
+    with pytest.raises(ClusterError, match="a0=4 has 4 devices, the cluster 2"):
         CollectiveModel(cluster_of(2, 1), mesh_of(4))

@@ -252,10 +252,12 @@ def test_short_periods_are_reported_apart(tmp_path: Path) -> None:
 
 
 def test_graphs_without_operators(tmp_path: Path) -> None:
-    """An empty graph folds to nothing."""
+    """An empty graph folds to nothing, and so does one that is nothing but an end."""
     model = text_model(tmp_path, "g (float[2] x) => (float y) { y = Identity (x) }")
     folded = fold(bind(model, BindOptions()))
     assert (folded.runs, folded.folded_share, folded.representatives()) == ((), 0.0, ())
+    ended = fold(bind(model, BindOptions(ends=True)))
+    assert (ended.runs, ended.folded_share, ended.representatives()) == ((), 0.0, (0,))
 
 
 def test_very_wide_operators_stay_outside(tmp_path: Path) -> None:

@@ -274,8 +274,8 @@ def test_cases_give_the_outputs_of_onnxruntime(name: str) -> None:
     reader = WeightReader(load_model(_CASES / name / "model.onnx"))
     result = run_reference(graph, StoredWeights(reader), feeds)
     assert set(wanted) == set(graph.output_names)
-    for tensor, shown in zip(graph.outputs, graph.output_names, strict=True):
-        away = np.abs(result.outputs[tensor] - wanted[shown])
+    for shown in graph.output_names:
+        away = np.abs(result.outputs[shown] - wanted[shown])
         step = 0.05 if name.startswith("qdq") else 0.0  # where float32 and float64 round a half differently
         assert away.max() <= step + 1e-5 and np.mean(away > 1e-5) < 0.01
 

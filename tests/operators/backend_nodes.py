@@ -133,7 +133,7 @@ def run_case(case: Any) -> None:
         expected = [_array(result) for result in results]
         graph = bound(case.model, feeds, expected)
         made = run_reference(graph, _NoWeights(), feeds)
-        for name, wanted in zip(graph.outputs, expected, strict=True):
+        for name, wanted in zip(graph.output_names, expected, strict=True):
             _compare(made.outputs[name], wanted, case)
 
 
@@ -151,7 +151,7 @@ def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array], constants: set
     file = ModelFile(path=Path("node.onnx"), proto=variant, sha256="0" * 64, opset=opset_of(model))
     graph = bind(file, BindOptions(training=False))
     made = run_reference(graph, _NoWeights(), feeds)
-    return [made.outputs[name] for name in graph.outputs]
+    return [made.outputs[name] for name in graph.output_names]
 
 
 def _compare(made: Array, wanted: Array, case: Any) -> None:

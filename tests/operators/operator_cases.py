@@ -97,6 +97,15 @@ def _convolutions() -> list[OperatorSignature]:
         signature("GlobalAveragePool", _IMAGE),
         signature("GlobalMaxPool", _IMAGE),
         signature("Resize", _IMAGE, sizes=(4, 6, 16, 18), mode="nearest"),
+        signature("Resize", tensor(2, 3, 4, 6), sizes=(2, 3, 12, 6), mode="nearest", nearest_mode="round_prefer_ceil"),
+        signature(
+            "Resize",
+            tensor(2, 3, 4, 6),
+            sizes=(2, 3, 8, 15),
+            mode="nearest",
+            nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        ),
     ]
 
 
@@ -192,6 +201,12 @@ LOSSES = (
     signature("Loss", tensor(4, 6, 10), index_type(4, 6), kind="cross-entropy", count=24),
 )
 
+OUTPUTS = (
+    signature("Output", tensor(4, 6, 8)),
+    signature("Output", tensor(4, 2, 7, 6), tensor(4, 2, 6, 6)),
+    signature("Output", tensor(4, 2, 6, 6), tensor(4, 2, 6, 6)),
+)
+
 CASES: tuple[OperatorSignature, ...] = (
     *_elementwise(),
     *_contractions(),
@@ -201,6 +216,7 @@ CASES: tuple[OperatorSignature, ...] = (
     *_reductions(),
     *_normalisations(),
     *LOSSES,
+    *OUTPUTS,
     *contrib_cases.CASES,
     *quantised_cases.CASES,
     *recurrent_cases.CASES,

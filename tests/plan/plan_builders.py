@@ -204,6 +204,7 @@ def make_decisions(
             axes=(0,),
             dtype="float32",
             zero_level=zero_level,
+            zero_axes=(0,) if zero_level else (),
             parameters=tuple(p.name for p in parameters if p.bucket == number),
             elements=64 * sum(p.bucket == number for p in parameters),
         )

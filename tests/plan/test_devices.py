@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 
 from tap_planner.cluster import parse_cluster
+from tap_planner.errors import PlanFormatError
 from tap_planner.graph import BindOptions, Graph, bind, load_model
 from tap_planner.plan import (
     Decisions,
     IdleDevices,
+    IdlePlaces,
     PlanDocument,
+    Verdict,
     device_kinds,
+    diff_plans,
     from_text,
     idle_devices,
     to_text,
@@ -109,3 +113,49 @@ reserved_memory: 4 GiB
     ]
     limited = replace(unlike, options=replace(unlike.options, max_memory_bytes=30 << 30))
     assert [k.limit_bytes >> 30 for k in device_kinds(limited)] == [30, 20]
+
+
+def leaves_out(document: PlanDocument, *boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> PlanDocument:
+    """The same plan on a larger cluster, of which it leaves some places out."""
+    places = tuple(IdlePlaces(first=first, last=last) for first, last in boxes)
+    return with_digests(replace(document, mesh=replace(document.mesh, idle_devices=places)))
+
+
+def test_devices_outside_the_mesh(document: PlanDocument) -> None:
+    """They are written as boxes, read again, counted, and part of what the applier obeys."""
+    fewer = leaves_out(document, ((0, 2), (1, 7)), ((2, 0), (3, 7)))
+    assert from_text(to_text(fewer)) == fewer
+    assert '"idle_devices": [{"first": [0, 2], "last": [1, 7]}, {"first": [2, 0], "last": [3, 7]}]' in to_text(fewer)
+    assert fewer.num_idle == 12 + 16 and fewer.mesh.num_left_out == 28
+    assert fewer.digests is not None and document.digests is not None
+    assert fewer.digests.decisions != document.digests.decisions
+    assert "idle_devices" not in to_text(document)
+
+
+def test_a_diff_names_devices_outside_the_mesh(document: PlanDocument) -> None:
+    """A plan that leaves other devices out is another decision."""
+    difference = diff_plans(document, leaves_out(document, ((2, 0), (2, 1))))
+    (changed,) = [change for change in difference.mesh if change.name == "idle_devices"]
+    assert (changed.old, changed.new) == (None, "2.0 to 2.1")
+    assert difference.verdict is Verdict.DECISIONS_CHANGED
+
+
+@pytest.mark.parametrize("last", ["[0, 1]", "[1]"])
+def test_boxes_end_after_they_begin(document: PlanDocument, last: str) -> None:
+    """A box that ends before it begins, or in another number of coordinates, is named."""
+    text = to_text(leaves_out(document, ((0, 2), (1, 7)))).replace('"last": [1, 7]', f'"last": {last}')
+    with pytest.raises(PlanFormatError, match=r"mesh\.idle_devices\[0\]\.last: .*a place from \[0, 2\] on"):
+        from_text(text)
+
+
+def test_kinds_of_the_devices_that_are_used(document: PlanDocument) -> None:
+    """A kind that the mesh leaves out limits nothing."""
+    text = """\
+node_groups:
+  - {name: slow, nodes: 1, devices_per_node: 2, device: l4}
+  - {name: fast, nodes: 2, devices_per_node: 2, device: a100-sxm4-80gb}
+"""
+    cluster = parse_cluster(text, file="c.yaml").to_json()
+    mesh = replace(document.mesh, ranks=((1, 0), (1, 1), (2, 0), (2, 1)))
+    (kind,) = device_kinds(replace(document, cluster=cluster, mesh=mesh))
+    assert (kind.group, kind.num_devices, kind.memory_bytes >> 30) == ("fast", 4, 80)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 from onnx import TensorProto, helper
 
+from tap_planner.errors import ApplyError
 from tap_planner.operators import rule_of
-from tap_planner.program import Collective, Phase, Program, collectives
+from tap_planner.program import Collective, Phase, Program, collectives, lower
 from tap_planner.search import Assignment, Model
 from tests.search.building import configuration_of, make_model, program_of
 from tests.search.models import Nodes, bound, model_file
@@ -101,6 +103,43 @@ def test_data_parallel_on_both_axes_needs_the_gradients_only() -> None:
     """The batch over all four ranks: nothing but one all-reduce of all 256 parameters over both axes."""
     plan = {"a": ("m", "m"), "r": ("d0", "d0"), "y": ("m", "m"), "z": ("d0", "d0"), "loss": ("d0", "d0")}
     assert counted(collectives(lowered(plan))) == [("gradient", "all_reduce", (0, 1), 256, 1)]
+
+
+def hybrid(program: Program, zero_axes: tuple[int, ...]) -> Program:
+    """The same plan with ZeRO over some of the data axes."""
+    decisions = program.decisions
+    return lower(
+        program.graph,
+        replace(
+            decisions,
+            parameters=tuple(replace(p, zero_axes=zero_axes) for p in decisions.parameters),
+            buckets=tuple(replace(b, zero_axes=zero_axes) for b in decisions.buckets),
+        ),
+    )
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("zero", "scatters"), [(1, 1), (2, 2), (3, 2)])
+def test_hybrid_sharding(zero: int, scatters: int, axis: int) -> None:
+    """All 256 parameters on 2 x 2, sharded over one axis: half of them are summed over the other once a step."""
+    plan = {"a": ("m", "m"), "r": ("d0", "d0"), "y": ("m", "m"), "z": ("d0", "d0"), "loss": ("d0", "d0")}
+    found = counted(collectives(hybrid(lowered(plan, zero=zero, microbatches=2), (axis,))))
+    gathers: list[Counted] = (
+        [("optimizer", "all_gather", (axis,), 256, 1)]
+        if zero < 3
+        else [("forward", "all_gather", (axis,), 256, 2), ("backward", "all_gather", (axis,), 256, 2)]
+    )
+    reductions: list[Counted] = [
+        ("gradient", "reduce_scatter", (axis,), 256, scatters),
+        ("gradient", "all_reduce", (1 - axis,), 128, 1),
+    ]
+    assert sorted(found) == sorted([*reductions, *gathers])
+
+
+def test_zero_axes_are_data_axes() -> None:
+    """ZeRO over an axis that splits the parameter is refused, with the parameter's name."""
+    with pytest.raises(ApplyError, match=r"'w1': ZeRO axes \[1\], expected some of its data axes \[0\]"):
+        hybrid(lowered(PLAN, zero=1), (1,))
 
 
 def test_replication_needs_nothing() -> None:

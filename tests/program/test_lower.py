@@ -13,22 +13,27 @@ from tap_planner.operators import kept_for_backward, lookup
 from tap_planner.plan import OperandDecision
 from tap_planner.program import (
     Compute,
+    ForgetParameters,
     GatherParameters,
     GatherUpdated,
     Phase,
     Program,
     Redistribute,
     ReduceGradients,
+    ReduceShards,
     Release,
     UpdateParameters,
     lower,
 )
+from tap_planner.schedule import rerun_operators
 from tap_planner.search import Model
+from tests.apply.random_plans import RandomPlan
 from tests.graph.models import data_model, symbols
 from tests.search.building import configuration_of, make_model, program_of, random_assignments
 
 MODELS = ("gpt2_tiny", "hm_llama_tiny", "t5_tiny", "gshard_moe_tiny")
-SETTINGS = [(0, "none"), (1, "full"), (2, "none"), (3, "none"), (3, "full")]
+SETTINGS = [(0, "none"), (1, "full"), (2, "none"), (3, "none"), (3, "full"), (-1, "selective"), (-1, "mixed")]
+"""ZeRO level (-1: another for each region) and recompute."""
 
 
 @functools.cache
@@ -48,6 +53,9 @@ def model_of(name: str) -> Model:
 @functools.cache
 def programs(name: str, zero: int, recompute: str) -> tuple[Program, ...]:
     """Random plans, lowered."""
+    if recompute in ("selective", "mixed"):
+        plans = (RandomPlan(graph_of(name), (2, 2), seed, zero=None, recompute=recompute) for seed in range(3))
+        return tuple(lower(graph_of(name), plan.build()) for plan in plans)
     model, configuration = model_of(name), configuration_of(zero=zero, recompute=recompute)
     assignments = random_assignments(model, 7, 3, per_class=False)
     return tuple(program_of(model, configuration, assignment) for assignment in assignments)
@@ -77,16 +85,11 @@ class Rank:
         self.copies: set[int] = set()
         self.gathered: set[int] = set()
 
-    def released(self, number: int) -> None:
-        """Forget what a region made, and the copies that only its operators read."""
-        region = self.decisions.regions[number]
-        inside = set(region.operators)
-        for operator in self.decisions.operators:
-            if operator.id in inside:
-                self.made -= {output.tensor for output in operator.outputs}
-        self.copies -= {
-            edge for edge, decision in enumerate(self.decisions.redistributions) if set(decision.consumers) <= inside
-        }
+    def release(self, released: Release) -> None:
+        """Forget what is named, which must be there."""
+        assert self.made >= set(released.tensors) and self.copies >= set(released.redistributions)
+        self.made -= set(released.tensors)
+        self.copies -= set(released.redistributions)
 
     def needs_gather(self, tensor: str) -> int | None:
         """Bucket of a parameter that must be gathered before it is read."""
@@ -131,26 +134,12 @@ class Rank:
         self.made |= {output.tensor for output in decision.outputs}
 
 
-def boundary_of(program: Program) -> set[str]:
-    """Tensors that operators of another region read: a recomputed region keeps them (they are its readers' inputs)."""
-    region_of = {name: n for n, region in enumerate(program.decisions.regions) for name in region.operators}
-    maker = {output.tensor: op.id for op in program.decisions.operators for output in op.outputs}
-    return {
-        operand.tensor
-        for operator in program.decisions.operators
-        for operand in operator.inputs
-        if operand is not None
-        and operand.tensor in maker
-        and region_of[maker[operand.tensor]] != region_of[operator.id]
-    }
-
-
 @everywhere
 def test_operands_are_there(program: Key) -> None:
-    """Forward, recomputation and backward find every operand made, redistributed and gathered, none released."""
+    """Forward, recomputation and backward find every operand made, redistributed and gathered, none released; at the
+    end nothing is held."""
     for lowered in programs(*program):
         rank = Rank(lowered)
-        boundary = boundary_of(lowered)
         for instruction in lowered.microbatch:
             match instruction:
                 case Compute(phase=Phase.BACKWARD, operator=index):
@@ -165,14 +154,16 @@ def test_operands_are_there(program: Key) -> None:
                 case Redistribute(phase=phase, redistribution=edge) if phase is not Phase.BACKWARD:
                     assert rank.source_is_there(edge)
                     rank.copies.add(edge)
-                case GatherParameters(phase=phase, bucket=bucket):
+                case GatherParameters(bucket=bucket):
+                    assert bucket not in rank.gathered
                     rank.gathered.add(bucket)
-                case Release(region=number):
-                    kept_tensors = rank.made & boundary
-                    rank.released(number)
-                    rank.made |= kept_tensors
+                case ForgetParameters(bucket=bucket):
+                    rank.gathered.remove(bucket)
+                case Release():
+                    rank.release(instruction)
                 case _:
                     pass
+        assert not (rank.made or rank.copies or rank.gathered)
 
 
 @everywhere
@@ -225,9 +216,13 @@ def test_every_instruction_runs_once(program: Key) -> None:
         forward = [i.operator for i in computes if i.phase is Phase.FORWARD]
         assert forward == list(range(len(decisions.operators)))
         index_of = {operator.id: index for index, operator in enumerate(decisions.operators)}
-        recomputed = {
-            index_of[name] for region in decisions.regions if region.recompute == "full" for name in region.operators
-        }
+        recomputed: set[int] = set()
+        for region in decisions.regions:
+            indices = [index_of[name] for name in region.operators]
+            if region.recompute == "full":
+                recomputed.update(indices)
+            elif region.recompute == "selective":
+                recomputed.update(rerun_operators(lowered.graph, indices))
         again = [i.operator for i in computes if i.phase is Phase.RECOMPUTE]
         assert len(again) == len(set(again))
         assert set(again) == recomputed
@@ -240,25 +235,87 @@ def test_every_instruction_runs_once(program: Key) -> None:
 
 
 @everywhere
-def test_each_region_is_released_before_it_is_recomputed(program: Key) -> None:
-    """A recomputed region is released once, after its forward and before its recomputation; no other is."""
+def test_a_group_is_whole_only_while_its_regions_run(program: Key) -> None:
+    """ZeRO 3: from the first reader's region to the last one's a bucket is whole, and no longer."""
     for lowered in programs(*program):
-        released = [i.region for i in lowered.microbatch if isinstance(i, Release)]
-        expected = [n for n, region in enumerate(lowered.decisions.regions) if region.recompute == "full"]
-        assert released == expected
+        decisions = lowered.decisions
+        region_of = {name: n for n, region in enumerate(decisions.regions) for name in region.operators}
+        readers: dict[int, set[int]] = {}
+        bucket_of = {p.name: p.bucket for p in decisions.parameters if p.zero_level == 3 and p.bucket is not None}
+        for operator in decisions.operators:
+            for operand in operator.inputs:
+                read = None if operand is None else lowered.graph.tensors[operand.tensor].read
+                if read is not None and read.parameter in bucket_of:
+                    readers.setdefault(bucket_of[read.parameter], set()).add(region_of[operator.id])
+        whole: set[int] = set()
+        for instruction in lowered.microbatch:
+            match instruction:
+                case Compute(operator=index):
+                    region = region_of[decisions.operators[index].id]
+                    assert all(min(readers[b]) <= region <= max(readers[b]) for b in whole)
+                case GatherParameters(bucket=bucket):
+                    whole.add(bucket)
+                case ForgetParameters(bucket=bucket):
+                    whole.remove(bucket)
+                case _:
+                    pass
 
 
 @everywhere
 def test_gradients_are_reduced_before_the_update(program: Key) -> None:
-    """Every bucket is reduced once: per microbatch at ZeRO 2 and 3, else per step; then update, then gathers."""
-    zero = program[1]
+    """Every bucket is reduced once: at ZeRO 2 and 3 when the backward of its region is done, else at the end of the
+    step; then shards over the other data axes; then update, then gathers."""
     for lowered in programs(*program):
-        buckets = [bucket.id for bucket in lowered.decisions.buckets]
-        each = [i.bucket for i in lowered.microbatch if isinstance(i, ReduceGradients)]
+        decisions = lowered.decisions
+        levels = {bucket.id: bucket.zero_level for bucket in decisions.buckets}
+        position = {id(i): at for at, i in enumerate(lowered.microbatch)}
+        each = [i for i in lowered.microbatch if isinstance(i, ReduceGradients)]
         once = [i.bucket for i in lowered.step if isinstance(i, ReduceGradients)]
-        assert (each, once) == ((buckets, []) if zero >= 2 else ([], buckets))
-        rest = [i for i in lowered.step if not isinstance(i, ReduceGradients)]
-        assert rest == [UpdateParameters(), *(GatherUpdated(b) for b in buckets if zero in (1, 2))]
+        assert sorted(i.bucket for i in each) == [b for b in levels if levels[b] >= 2]
+        assert once == [b for b in levels if levels[b] < 2]
+        region_of = {name: n for n, region in enumerate(decisions.regions) for name in region.operators}
+        regions = regions_of_buckets(lowered)
+        for reduction in each:
+            first = min(regions[reduction.bucket])
+            for instruction in lowered.microbatch[position[id(reduction)] :]:
+                if isinstance(instruction, Compute):
+                    assert region_of[decisions.operators[instruction.operator].id] < first
+            inside = [
+                at
+                for at, i in enumerate(lowered.microbatch)
+                if isinstance(i, Compute) and region_of[decisions.operators[i.operator].id] == first
+            ]
+            assert max(inside) < position[id(reduction)]
+        shards = [i.bucket for i in lowered.step if isinstance(i, ReduceShards)]
+        assert shards == [b.id for b in decisions.buckets if b.zero_level and set(b.zero_axes) < set(b.axes)]
+        rest = [i for i in lowered.step if not isinstance(i, ReduceGradients | ReduceShards)]
+        assert rest == [UpdateParameters(), *(GatherUpdated(b) for b in levels if levels[b] in (1, 2))]
+
+
+def regions_of_buckets(program: Program) -> dict[int, set[int]]:
+    """Regions that first read the parameters of each bucket."""
+    region_of = {name: n for n, region in enumerate(program.decisions.regions) for name in region.operators}
+    first: dict[str, int] = {}
+    for operator in program.decisions.operators:
+        for operand in operator.inputs:
+            read = None if operand is None else program.graph.tensors[operand.tensor].read
+            if read is not None:
+                first.setdefault(read.parameter, region_of[operator.id])
+    return {bucket.id: {first[name] for name in bucket.parameters} for bucket in program.decisions.buckets}
+
+
+@everywhere
+def test_buckets_of_sharded_gradients_lie_in_one_region(program: Key) -> None:
+    """From ZeRO 2 on a bucket holds parameters that one region reads first, and one setting."""
+    for lowered in programs(*program):
+        parameters = {parameter.name: parameter for parameter in lowered.decisions.parameters}
+        for number, regions in regions_of_buckets(lowered).items():
+            bucket = lowered.decisions.buckets[number]
+            assert bucket.zero_level < 2 or len(regions) == 1
+            settings = {
+                (p.zero_level, p.zero_axes, p.data_axes, p.dtype) for p in map(parameters.get, bucket.parameters) if p
+            }
+            assert settings == {(bucket.zero_level, bucket.zero_axes, bucket.axes, bucket.dtype)}
 
 
 def test_decisions_about_another_model_are_refused() -> None:

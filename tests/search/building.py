@@ -15,10 +15,13 @@ from tap_planner.search import (
     Configuration,
     CostedModel,
     Model,
+    Recompute,
     SearchRequest,
     SearchResult,
+    Settings,
     Solver,
     StrategyFilter,
+    ZeroSetting,
     assemble,
     build_model,
     search,
@@ -49,7 +52,7 @@ def make_model(graph: Graph, shape: tuple[int, ...], *, precision: str = "fp32",
         cluster,
         parse_mesh(MESHES[shape][1], cluster),
         precision,
-        StrategyFilter((), {}),
+        StrategyFilter(),
         dict(block_hints(graph)),
     )
 
@@ -59,8 +62,11 @@ def configuration_of(
 ) -> Configuration:
     """Settings of the whole plan."""
     return Configuration(
-        zero=zero,
-        recompute=recompute,
+        settings=Settings(
+            recomputes=(Recompute[recompute.upper()],),
+            zeros=(ZeroSetting(level=zero, axes=None),),
+            whole_level=zero,
+        ),
         microbatches=microbatches,
         optimizer="adamw",
         precision=precision,
@@ -91,12 +97,13 @@ def searched(model: Model, configuration: Configuration, limit_bytes: int | None
             precision=configuration.precision,
             optimizer=configuration.optimizer if configuration.training else "",
             training=configuration.training,
-            zero_levels=(configuration.zero,),
-            recomputes=(configuration.recompute,),
+            zero_levels=tuple(zero.level for zero in configuration.settings.zeros),
+            recomputes=tuple(mode.label for mode in configuration.settings.recomputes),
+            hybrid_zero=False,
             microbatches=configuration.microbatches,
             limit_bytes=limit_bytes,
             gap=Fraction(0),
-            constraints=lambda mesh: (),
+            constraints=lambda mesh, graph: StrategyFilter(),
             loss_output=None,
         )
     )

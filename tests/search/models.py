@@ -23,8 +23,9 @@ def model_file(graph: onnx.GraphProto) -> ModelFile:
 
 
 def bound(model: ModelFile, *, batch: int, dims: dict[str, int] | None = None, training: bool = True) -> Graph:
-    """The model bound with a mean loss."""
-    options = BindOptions(batch=batch, dims=dims or {}, training=training, loss=LossOptions(kind="mean"))
+    """The model bound with a mean loss, or for inference with explicit ends."""
+    loss = LossOptions(kind="mean")
+    options = BindOptions(batch=batch, dims=dims or {}, training=training, ends=not training, loss=loss)
     return bind(model, options)
 
 

@@ -10,8 +10,19 @@ import pytest
 from tap_planner import api
 from tap_planner.errors import InfeasibleError
 from tap_planner.plan import PlanOptions, PlanRequest
-from tap_planner.search import Configuration, CostedModel, Solver, StrategyFilter, Weights, build_model, search
-from tap_planner.sharding import block_hints, map_batch
+from tap_planner.search import (
+    Configuration,
+    CostedModel,
+    Recompute,
+    Settings,
+    Solver,
+    StrategyFilter,
+    Weights,
+    ZeroSetting,
+    build_model,
+    search,
+)
+from tap_planner.sharding import block_hints
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -25,7 +36,7 @@ def prepared(model: str, **options: object) -> api.PreparedSearch:
 
 def least_of_each(whole: api.PreparedSearch, limit: int) -> int | None:
     """Least objective over all configurations, each searched by itself."""
-    request = replace(whole.request, limit_bytes=limit)
+    request = replace(whole.request, limit_bytes=limit, uniform_settings=True, hybrid_zero=False)
     found: list[int] = []
     for mesh in request.meshes:
         for zero in request.zero_levels:
@@ -49,18 +60,22 @@ def least_of_each(whole: api.PreparedSearch, limit: int) -> int | None:
 @pytest.mark.parametrize("share", [0.75, 0.45, 0.3])
 @pytest.mark.parametrize("model", ["hm_gpt_tiny", "hm_llama_tiny", "resnet_small"])
 def test_free_search_equals_the_best_configuration(model: str, share: float) -> None:
-    """With everything free the search finds the best of all configurations, and proves it."""
+    """Where the whole plan has one setting the search finds the best of all configurations, and proves it; free
+    settings of regions are never worse."""
     whole = prepared(model)
     unlimited = search(replace(whole.request, limit_bytes=None))
     limit = int(unlimited.memory_bytes * share)
     best = least_of_each(whole, limit)
     if best is None:
         with pytest.raises(InfeasibleError):
-            search(replace(whole.request, limit_bytes=limit))
+            search(replace(whole.request, limit_bytes=limit, uniform_settings=True, hybrid_zero=False))
         return
-    result = search(replace(whole.request, limit_bytes=limit))
-    assert result.memory_bytes <= limit
-    assert (result.objective_ns, result.bound_ns) == (best, best)
+    uniform = search(replace(whole.request, limit_bytes=limit, uniform_settings=True, hybrid_zero=False))
+    assert uniform.memory_bytes <= limit
+    assert (uniform.objective_ns, uniform.bound_ns) == (best, best)
+    free = search(replace(whole.request, limit_bytes=limit))
+    assert free.memory_bytes <= limit
+    assert free.bound_ns <= free.objective_ns <= best
 
 
 @pytest.mark.parametrize("model", ["hm_gpt_tiny", "resnet_small"])
@@ -71,11 +86,12 @@ def test_more_microbatches_never_take_less_time(model: str) -> None:
     least: dict[int, int] = {}
     for microbatches in (1, 2, 4):
         folded = request.folded(microbatches)
-        strategy_filter = StrategyFilter((), map_batch(folded.graph).choices)
+        strategy_filter = StrategyFilter()
         hints = dict(block_hints(folded.graph))
         built = build_model(folded, request.cluster, request.meshes[0], "bf16", strategy_filter, hints)
+        settings = Settings(recomputes=(Recompute.NONE,), zeros=(ZeroSetting(level=2, axes=None),), whole_level=2)
         configuration = Configuration(
-            zero=2, recompute="none", microbatches=microbatches, optimizer="adamw", precision="bf16", training=True
+            settings=settings, microbatches=microbatches, optimizer="adamw", precision="bf16", training=True
         )
         least[microbatches] = Solver(CostedModel(built, configuration)).optimum(Weights(1, 0)).ns
     assert least[1] <= least[2] <= least[4]

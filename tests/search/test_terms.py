@@ -10,7 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tap_planner.search import Recompute
 from tap_planner.search.terms import PARTS, SCALE, RegionPolicy, Slot, Term
+from tap_planner.search.wide import widen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +46,14 @@ def cases(draw: st.DrawFn, *, one_region: bool = False, distinct: bool = False) 
     """One to four slots, of which several may be operands of one operator, in up to three regions."""
     chance = random.Random(draw(st.integers(0, 1 << 30)))
     states = chance.randint(1, 4)
-    regions = 1 if one_region else 3
+    producer_rerun = chance.random() < 0.3
+    regions = 1 if one_region or producer_rerun else 3
     count = chance.randint(1, 4)
     consumers = list(range(1, count + 1)) if distinct else [chance.randint(1, 3) for _ in range(count)]
     region_of = {v: chance.randrange(regions) for v in {0, *consumers}}
     sizes = {v: chance.randint(1, 3) for v in {0, *consumers}}
-    producer = draw(st.sampled_from([0, 0, None]))
+    producer = 0 if producer_rerun else draw(st.sampled_from([0, 0, None]))
+    rerun_of = {v: chance.random() < 0.4 for v in consumers}
     is_activation = producer is None or draw(st.booleans())
     trains = draw(st.booleans())
 
@@ -63,12 +67,13 @@ def cases(draw: st.DrawFn, *, one_region: bool = False, distinct: bool = False) 
             gradient=indices(sizes[v]) if trains and chance.random() < 0.8 else np.full(sizes[v], -1),
             kept=chance.random() < 0.5,
             region=region_of[v],
+            rerun=rerun_of[v],
         )
         for v in consumers
     )
     cost = np.array([[0 if a == b else chance.randint(1, 99) for b in range(states)] for a in range(states)])
     source_size = sizes[0] if producer is not None else 1
-    recomputed = frozenset(r for r in range(regions) if chance.random() < 0.4)
+    modes = {r: chance.choice(list(Recompute)) for r in range(regions)}
     return Case(
         term=Term(
             tensor="t",
@@ -81,8 +86,9 @@ def cases(draw: st.DrawFn, *, one_region: bool = False, distinct: bool = False) 
             slots=slots,
             cost_ns=cost,
             state_bytes=np.array([chance.randint(1, 99) for _ in range(states)]),
+            producer_rerun=producer_rerun,
         ),
-        policy=RegionPolicy(recomputed=recomputed, working=frozenset(r for r in recomputed if chance.random() < 0.3)),
+        policy=RegionPolicy(modes=modes, working=frozenset(r for r in modes if chance.random() < 0.3)),
         sizes=sizes,
     )
 
@@ -113,18 +119,25 @@ KeptSplit = dict[int, list[int]]
 
 def shared_prices(case: Case, split: Split, kept_split: KeptSplit) -> dict[tuple[int, ...], tuple[int, int]]:
     """Sum of the shares at every combination."""
-    term = case.term
+    term, policy = case.term, case.policy
     source = np.arange(case.sizes[term.producer]) if term.producer is not None else np.zeros(1, dtype=np.int64)
-    alive = [source, *(np.arange(case.sizes[slot.variable]) for slot in term.slots)]
-    regions = {slot.region for slot in term.slots}
-    shares = term.shares(alive, case.policy, [1] * len(term.slots), len(regions) == 1, split, kept_split)
+    together = len({slot.region for slot in term.slots}) == 1
+    keeping = sum(term.may_keep(position, list(Recompute)) for position in range(len(term.slots) + 1))
+    times: list[np.ndarray] = []
+    sizes: list[np.ndarray | None] = []
+    for position, slot in enumerate(term.slots):
+        alive = [source, np.arange(case.sizes[slot.variable])]
+        times.append(term.shared_time(position, alive, policy.mode(slot.region), len(term.slots), together, split))
+        sizes.append(term.shared_bytes(position, alive, policy, keeping, kept_split))
+    own = term.shared_bytes(len(term.slots), [source], policy, keeping, kept_split)
     result: dict[tuple[int, ...], tuple[int, int]] = {}
     for values in itertools.product(*(range(case.sizes[v]) for v in term.variables)):
         chosen = dict(zip(term.variables, values, strict=True))
         row = 0 if term.producer is None else chosen[term.producer]
-        ns = sum(int(table[row, chosen[term.slots[i].variable]]) for i, table, _ in shares)
-        num_bytes = sum(int(table[row, chosen[term.slots[i].variable]]) for i, _, table in shares)
-        result[values] = (ns, num_bytes)
+        cells = [(row, chosen[slot.variable]) for slot in term.slots]
+        num_bytes = 0 if own is None else int(own[row, 0])
+        num_bytes += sum(int(table[cell]) for table, cell in zip(sizes, cells, strict=True) if table is not None)
+        result[values] = (sum(int(table[cell]) for table, cell in zip(times, cells, strict=True)), num_bytes)
     return result
 
 
@@ -159,7 +172,10 @@ def test_shares_are_a_lower_bound(case: Case, seed: int | None) -> None:
 @given(cases(one_region=True, distinct=True))
 @settings(max_examples=150)
 def test_shares_of_slots_that_agree_are_the_time(case: Case) -> None:
-    """In one region, where all slots want the same destination and gradient, the shares add up to the exact time."""
+    """In one region, where all slots want the same destination and gradient, the shares add up to the exact time (where
+    only some need a copy that is made again, the others bear no part of that)."""
+    if case.term.producer_rerun and not all(slot.kept or slot.rerun for slot in case.term.slots):
+        return
     summed = shared_prices(case, {}, {})
     for values, (ns, _) in case.points():
         chosen = dict(zip(case.term.variables, values, strict=True))
@@ -189,7 +205,28 @@ def test_three_consumers_of_one_destination_pay_once() -> None:
         cost_ns=cost,
         state_bytes=np.array([16, 4]),
     )
-    policy = RegionPolicy(recomputed=frozenset(), working=frozenset())
+    policy = RegionPolicy(modes={}, working=frozenset())
     assert term.point([(0, 0)] * 3, 0, policy) == (7 + 5, 4)
-    recomputed = RegionPolicy(recomputed=frozenset({0}), working=frozenset())
+    recomputed = RegionPolicy(modes={0: Recompute.FULL}, working=frozenset())
     assert term.point([(0, 0)] * 3, 0, recomputed) == (7 + 7 + 5, 0)
+
+
+@given(cases())
+@settings(max_examples=150)
+def test_a_set_variable_stands_for_all_consumers(case: Case) -> None:
+    """Least over the sets that hold all demands, the cost of the set is the exact price (a set that holds more may cost
+    less where regions recompute, never where there is one region)."""
+    term = case.term
+    if term.producer is None:
+        return
+    readers = dict.fromkeys(slot.variable for slot in term.slots)
+    if term.producer in readers:
+        return
+    wide = widen(term, [(v, np.arange(case.sizes[v])) for v in readers], most=16)
+    ns, num_bytes = wide.costs(np.arange(case.sizes[term.producer]), case.policy)
+    for values, point in case.points():
+        chosen = dict(zip(term.variables, values, strict=True))
+        held = np.sum([table[:, chosen[reader]] for reader, table in wide.consumers], axis=0)
+        smallest = min((bin(number + 1).count("1"), number) for number in range(wide.num_sets) if held[number] == 0)[1]
+        row = chosen[term.producer]
+        assert (int(ns[row, smallest]), int(num_bytes[row, smallest])) == (point[0] * SCALE, point[1] * SCALE)

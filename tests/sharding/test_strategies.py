@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 
 import pytest
 
 from tap_planner.graph import BindOptions, Graph, LossOptions, bind
-from tap_planner.operators import FactorKind, OperatorSignature, rule_of
+from tap_planner.operators import FactorKind, OperatorSignature, TensorType, rule_of
 from tap_planner.sharding import (
+    PARTIAL,
+    REPLICATE,
+    Choice,
     Placement,
     Strategy,
+    axis_choices,
     block_hints,
     enumerate_strategies,
     fits,
     local_shape,
     map_batch,
+    parse_choice,
     shard,
 )
 from tests.graph.models import TINY, data_model, symbols, text_model
@@ -240,3 +246,106 @@ def test_what_depends_on_the_whole_batch_is_an_obstacle(tmp_path: Path) -> None:
     """A softmax over the batch forbids microbatches and is named."""
     graph = graph_of(tmp_path, "g (float[batch, 8] x) => (float[batch, 8] y) { r = Relu(x) y = Softmax<axis = 0>(r) }")
     assert map_batch(graph).obstacles == ("y",)
+
+
+def attention(heads: int, queries: int, keys: int) -> OperatorSignature:
+    """Fused attention with two query heads per key head and a mask by query and key."""
+    query, key, mask, shape = (3, 2 * heads, queries, 8), (3, heads, keys, 8), (1, 1, queries, keys), "float32"
+    operands = tuple(TensorType(dtype=shape, shape=found) for found in (query, key, key, mask))
+    outputs = (operands[0], *operands[1:3])
+    return OperatorSignature(type="Attention", attributes=(), inputs=operands, outputs=outputs)
+
+
+def rings_of(signature: OperatorSignature, mesh: tuple[int, ...]) -> dict[tuple[str, ...], Strategy]:
+    """Strategies with a ring on some axis, by name."""
+    rule = rule_of(signature)
+    found = strategies_of(signature, tuple(() for _ in rule.factors), mesh)
+    return {strategy.names(rule): strategy for strategy in found if "ring" in strategy.names(rule)}
+
+
+def test_rings_are_even() -> None:
+    """Queries and keys are both split evenly, or there is no ring; an axis of one device is no obstacle."""
+    for queries, keys, mesh, possible in (
+        (12, 12, (4,), True),
+        (12, 24, (6,), True),
+        (12, 18, (4,), False),
+        (18, 12, (4,), False),
+        (13, 13, (2,), False),
+        (12, 12, (1,), True),
+        (3, 3, (4,), False),
+    ):
+        assert bool(rings_of(attention(2, queries, keys), mesh)) == possible, (queries, keys, mesh)
+
+
+def test_a_ring_holds_parts_of_queries_and_keys() -> None:
+    """Operands, gradients and results are parts along the sequence, the mask along its queries; a rank computes its
+    queries against all keys, and sees those of all ranks."""
+    signature = attention(2, 12, 24)
+    rule = rule_of(signature)
+    (found,) = rings_of(signature, (4,)).values()
+    placements = ((shard(2),),) * 4
+    assert found.inputs == found.input_gradients == placements
+    assert found.outputs == placements[:3]
+    sizes = {factor.name: size for factor, size in zip(rule.factors, found.factor_sizes, strict=True)}
+    assert (sizes["s"], sizes["t"]) == (3, 24)
+    assert found.input_passes == (1, 4, 4, 1)
+    (exchange,) = rule.collectives
+    assert found.axes_over(rule, exchange.factor) == (0,)
+    ranks = [4 if factor == exchange.factor else 1 for factor in range(len(rule.factors))]
+    assert exchange.num_elements(found.factor_sizes, ranks) == 3 * 2 * (24 // 4) * (8 + 8)
+    assert exchange.times(ranks) == 3
+    assert exchange.times(ranks, (True, True, True, True)) == 6
+    assert exchange.times(ranks, (True, False, False, False)) == 3
+
+
+def test_rings_beside_other_splits() -> None:
+    """Two axes are one ring of all their ranks; beside a ring batch, heads and queries may be split."""
+    found = rings_of(attention(2, 12, 12), (3, 2))
+    other = {"none", "b", "h", "s", "ring"}
+    assert set(found) == {(a, b) for a in other for b in other if "ring" in (a, b)} - {("h", "ring")}
+    assert found["ring", "ring"].inputs[1] == (shard(2), shard(2))
+    assert found["ring", "s"].inputs[:2] == ((shard(2), shard(2)), (shard(2), REPLICATE))
+    assert found["ring", "s"].input_gradients[1] == (shard(2), PARTIAL)
+    assert found["ring", "h"].inputs[1] == (shard(2), shard(1))
+    assert found["ring", "ring"].input_passes == (1, 6, 6, 1)
+
+
+def test_choices_have_names_that_can_be_read_again() -> None:
+    """Every choice of every operator is found by its name."""
+    for name in TINY:
+        for signature, hints in distinct_operators(name):
+            rule = rule_of(signature)
+            for choice in axis_choices(rule, hints, [True] * len(signature.inputs)):
+                assert parse_choice(rule, choice.name(rule)) == choice
+    rule = rule_of(attention(2, 12, 12))
+    assert parse_choice(rule, "ring") == Choice("ring", 0)
+    for unknown in ("ring[1]", "rings", "partial", ""):
+        with pytest.raises(ValueError, match="no choice"):
+            parse_choice(rule, unknown)
+
+
+def test_space_with_a_halo_is_split_evenly_and_not_too_far() -> None:
+    """Rows 0 to 11 under a 5x5 kernel: parts of at least two rows, all equal and contiguous, over one axis or two."""
+    signature = OperatorSignature(
+        type="Conv",
+        attributes=(("group", 1), ("kernel_shape", (5, 5)), ("pads", (2, 2, 2, 2))),
+        inputs=(TensorType(dtype="float32", shape=(1, 1, 12, 1)), TensorType(dtype="float32", shape=(1, 1, 5, 5))),
+        outputs=(TensorType(dtype="float32", shape=(1, 1, 12, 1)),),
+    )
+    rule = rule_of(signature)
+    (space,) = [index for index, factor in enumerate(rule.factors) if factor.kind is FactorKind.PARALLEL]
+    hints: Hints = tuple((2, 3) if index == space else () for index in range(len(rule.factors)))
+    for mesh in ((2,), (3,), (4,), (5,), (6,), (7,), (8,), (12,), (2, 2), (2, 3), (3, 2), (2, 4), (3, 4), (1, 6)):
+        split = [
+            found
+            for found in strategies_of(signature, hints, mesh)
+            if all(choice.kind == "factor" for choice in found.choices)
+        ]
+        allowed = math.prod(mesh) in (2, 3, 4, 6)
+        assert [found.names(rule) for found in split] == ([("s0",) * len(mesh)] if allowed else []), mesh
+        for found in split:
+            assert found.factor_sizes[space] == 12 // math.prod(mesh)
+            assert found.axes_over(rule, space) == tuple(range(len(mesh)))
+            assert found.inputs[0] == found.outputs[0] == (shard(2),) * len(mesh)
+            assert found.inputs[1] == (REPLICATE,) * len(mesh)
+            assert found.input_gradients[1] == (PARTIAL,) * len(mesh)

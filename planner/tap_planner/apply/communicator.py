@@ -25,6 +25,13 @@ Axes = tuple[int, ...]
 Parts = list[Tensor]
 """One tensor per rank that this process holds."""
 
+FromNeighbours = tuple[list[Tensor | None], list[Tensor | None]]
+"""What each rank received from the previous and from the next rank of its group; None where there is none."""
+
+
+Bundle = tuple[Tensor, ...]
+"""Tensors that go together."""
+
 
 class Communicator(Protocol):
     """The collectives that a plan may ask for."""
@@ -58,6 +65,19 @@ class Communicator(Protocol):
 
     def all_to_all(self, parts: Sequence[Tensor], axes: Axes) -> Parts:
         """Slot i of dim 0 goes to the i-th rank of the group; slot j of the result came from the j-th."""
+        ...
+
+    def halo_exchange(self, to_previous: Sequence[Tensor], to_next: Sequence[Tensor], axes: Axes) -> FromNeighbours:
+        """Each rank sends a tensor to its previous and one to its next neighbour in the group, which is no ring.
+
+        All ranks of a group bring tensors of the same two shapes, the outer ones too; empty ones are not sent.
+        """
+        ...
+
+    def ring_exchange(self, parts: Sequence[Bundle], axes: Axes) -> list[Bundle]:
+        """One step round the ring: each rank sends its tensors to the next of its group, the last to the first, and has
+        those of the previous one instead. All ranks of a group bring tensors of the same shapes, all of one type.
+        """
         ...
 
     def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
@@ -159,11 +179,30 @@ class RecordingCommunicator:
         self._record("all_to_all", axes, parts, 1)
         return self.inner.all_to_all(parts, axes)
 
+    def halo_exchange(self, to_previous: Sequence[Tensor], to_next: Sequence[Tensor], axes: Axes) -> FromNeighbours:
+        """See ``Communicator.halo_exchange``."""
+        sides = list(zip(to_previous, to_next, strict=True))
+        if group_size(self.mesh_shape, axes) > 2:
+            counts = [before.numel() + after.numel() for before, after in sides]
+        else:
+            counts = [max(before.numel(), after.numel()) for before, after in sides]
+        self._record_counts("halo_exchange", axes, to_previous, counts)
+        return self.inner.halo_exchange(to_previous, to_next, axes)
+
+    def ring_exchange(self, parts: Sequence[Bundle], axes: Axes) -> list[Bundle]:
+        """See ``Communicator.ring_exchange``."""
+        counts = [sum(part.numel() for part in bundle) for bundle in parts]
+        self._record_counts("ring_exchange", axes, [bundle[0] for bundle in parts], counts)
+        return self.inner.ring_exchange(parts, axes)
+
     def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
         """See ``Communicator.collect``."""
         return self.inner.collect(parts)
 
     def _record(self, kind: str, axes: Axes, parts: Sequence[Tensor], factor: int) -> None:
-        for sequence, part in zip(self.issued, parts, strict=True):
+        self._record_counts(kind, axes, parts, [part.numel() * factor for part in parts])
+
+    def _record_counts(self, kind: str, axes: Axes, parts: Sequence[Tensor], counts: Sequence[int]) -> None:
+        for sequence, part, count in zip(self.issued, parts, counts, strict=True):
             dtype = str(part.dtype).removeprefix("torch.")
-            sequence.append(Issued(self.phase, kind, axes, part.numel() * factor, dtype))
+            sequence.append(Issued(self.phase, kind, axes, count, dtype))

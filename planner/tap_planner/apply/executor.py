@@ -1,27 +1,39 @@
 """Runs a Program on local parts: every instruction in order, once per held rank.
 
-Nothing is decided here. An operator's backward is the vector-Jacobian product of that operator alone
-(torch.autograd.grad over its own small graph); what links operators are the Program's instructions.
+Nothing is decided here, not even what is held until when. An operator's backward is the vector-Jacobian product of that
+operator alone (``differentiation``); what links operators are the Program's instructions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tap_planner.apply.communicator import Parts, RecordingCommunicator
+from tap_planner.apply.differentiation import OperatorRecord, product, run_recorded
 from tap_planner.apply.operators import (
     NO_CUSTOM,
+    Borders,
     CustomFunctions,
     LossRecord,
+    Operands,
     OperatorContext,
+    RingRecord,
+    borders,
+    exchanges,
     failed,
+    narrow,
+    ring_axes,
     run_loss,
     run_operator,
+    run_ring,
+    widen,
+    with_borders,
 )
 from tap_planner.apply.optimizer import Optimizer
 from tap_planner.apply.parameters import ParameterStore
@@ -31,6 +43,7 @@ from tap_planner.operators import lookup
 from tap_planner.plan import OperandDecision
 from tap_planner.program import (
     Compute,
+    ForgetParameters,
     GatherParameters,
     GatherUpdated,
     Instruction,
@@ -38,21 +51,15 @@ from tap_planner.program import (
     Program,
     Redistribute,
     ReduceGradients,
+    ReduceShards,
     Release,
     UpdateParameters,
+    renewed_operands,
 )
 from tap_planner.sharding import Placements, local_indices, local_shape
 
 GradientFactor = Callable[[Sequence[np.ndarray], int], np.ndarray]
 """(Indices per dim in the microbatch, microbatch) -> what the gradient at the loss's operand is multiplied by."""
-
-
-@dataclass(frozen=True, slots=True)
-class _OperatorRecord:
-    """One rank's forward of an operator, kept for its backward."""
-
-    leaves: tuple[Tensor | None, ...]
-    outputs: tuple[Tensor, ...]
 
 
 @dataclass(slots=True)
@@ -101,16 +108,16 @@ class StepExecutor:
         self._custom = custom
         self._values = TensorValues(program, communicator, store, dtype)
         self._contexts: dict[int, list[OperatorContext]] = {}
-        self._releases = {
-            instruction.region: _released(program, instruction.region)
-            for instruction in program.microbatch
-            if isinstance(instruction, Release)
-        }
+        self._rerun = {i.operator for i in program.microbatch if isinstance(i, Compute) and i.phase is Phase.RECOMPUTE}
+        self._renewed = renewed_operands(program)
+        self._wanted = {*program.graph.outputs, program.graph.loss}
         self._microbatch = 0
         self._step = 0
         self._gradients: dict[str, Parts] = {}
         self._edge_gradients: dict[int, Parts] = {}
-        self._records: dict[int, list[_OperatorRecord] | LossRecord] = {}
+        self._records: dict[int, list[OperatorRecord] | LossRecord | RingRecord] = {}
+        self._results: dict[str, Parts] = {}
+        """Graph outputs and the loss of the microbatch, as forward made them."""
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> StepResult:
         """Run one step.
@@ -126,17 +133,19 @@ class StepExecutor:
             for instruction in self._program.microbatch:
                 self._execute(instruction)
             for name in self._graph.outputs:
-                result.outputs.setdefault(name, []).append(self._values.get(name))
+                result.outputs.setdefault(name, []).append(self._result(name))
             if self._graph.loss is not None:
-                result.losses.append(self._values.get(self._graph.loss))
-            for kept in (self._gradients, self._edge_gradients, self._records):
+                result.losses.append(self._result(self._graph.loss))
+            for kept in (self._gradients, self._edge_gradients, self._records, self._results):
                 kept.clear()
-            self._store.release_gathered()
         self._values.clear()
         for instruction in self._program.step:
             self._execute(instruction)
         self._step += 1
         return result
+
+    def _result(self, name: str) -> Parts:
+        return self._results[name] if name in self._results else self._values.get(name)
 
     def output_placement(self, name: str) -> Placements:
         """Placement of a graph output or of the loss in the result."""
@@ -146,24 +155,32 @@ class StepExecutor:
         match instruction:
             case Compute(phase=phase, operator=index):
                 self._communicator.phase = phase
-                (self._backward if phase is Phase.BACKWARD else self._forward)(index)
+                if phase is Phase.BACKWARD:
+                    self._backward(index)
+                else:
+                    self._forward(index, phase)
             case Redistribute(phase=phase, redistribution=index):
                 self._communicator.phase = phase
                 (self._redistribute_gradient if phase is Phase.BACKWARD else self._values.redistribute)(index)
             case GatherParameters(phase=phase, bucket=bucket):
                 self._communicator.phase = phase
                 self._store.gather(bucket)
+            case ForgetParameters(bucket=bucket):
+                self._store.forget(bucket)
             case ReduceGradients(bucket=bucket):
                 self._communicator.phase = Phase.GRADIENT
                 self._store.reduce(bucket)
+            case ReduceShards(bucket=bucket):
+                self._communicator.phase = Phase.GRADIENT
+                self._store.reduce_shards(bucket)
             case UpdateParameters():
                 assert self._optimizer is not None
                 self._store.update(self._optimizer)
             case GatherUpdated(bucket=bucket):
                 self._communicator.phase = Phase.OPTIMIZER
                 self._store.gather_updated(bucket)
-            case Release(region=region):
-                self._release(region)
+            case Release():
+                self._values.forget(instruction)
 
     # Forward ----------------------------------------------------------------------------------------------------
 
@@ -202,64 +219,131 @@ class StepExecutor:
         inputs = self._decisions.operators[index].inputs if self._training else ()
         return [p for p, operand in enumerate(inputs) if operand is not None and operand.gradient is not None]
 
-    def _forward(self, index: int) -> None:
+    def _forward(self, index: int, phase: Phase) -> None:
         operator = self._graph.operators[index]
         if operator.type == "Loss":
             losses, record = run_loss(self._context(index), self._operands(index), self._communicator)
-            self._values.put(operator.outputs[0], losses)
             self._records[index] = record
-            return
-        records = self._run(index)
-        if self._differentiated(index):
-            self._records[index] = records
-        for position, name in enumerate(operator.outputs):
-            self._values.put(name, [record.outputs[position].detach() for record in records])
+            columns = [losses]
+        else:
+            recorded = bool(self._differentiated(index)) and (phase is Phase.RECOMPUTE or index not in self._rerun)
+            if ring_axes(self._context(index)[0]):
+                outputs = self._run_ring(index, recorded)
+            else:
+                outputs = self._run_recorded(index) if recorded else self._run(index)
+            columns = [list(column) for column in zip(*outputs, strict=True)]
+        for name, parts in zip(operator.outputs, columns, strict=True):
+            self._values.put(name, parts)
+            if phase is Phase.FORWARD and name in self._wanted:
+                self._results[name] = parts
 
-    def _run(self, index: int) -> list[_OperatorRecord]:
-        wanted = self._differentiated(index)
-        records: list[_OperatorRecord] = []
-        for context, operands in zip(self._context(index), self._operands(index), strict=True):
-            leaves = tuple(
-                value.detach().requires_grad_() if value is not None and position in wanted else value
-                for position, value in enumerate(operands)
-            )
-            with torch.set_grad_enabled(bool(wanted)):
-                outputs = run_operator(context, leaves, self._custom)
-            records.append(_OperatorRecord(leaves, tuple(output.to(self._communicator.device) for output in outputs)))
-        return records
+    def _run(self, index: int) -> list[tuple[Tensor, ...]]:
+        """Outputs per rank; backward has no use for them, or they are made again until then."""
+        contexts, rows = self._context(index), self._operands(index)
+        self._widen(contexts, rows)
+        with torch.no_grad():
+            return [
+                self._on_device(run_operator(context, operands, self._custom))
+                for context, operands in zip(contexts, rows, strict=True)
+            ]
 
-    def _release(self, region: int) -> None:
-        tensors, edges, operators = self._releases[region]
-        self._values.forget(tensors, edges)
-        for index in operators:
-            self._records.pop(index, None)
+    def _run_ring(self, index: int, recorded: bool) -> list[tuple[Tensor, ...]]:
+        """Outputs per rank of an operator whose keys go round, and if asked for a record for backward."""
+        renewed = {position: partial(self._parts, index, position) for position in self._renewed.get(index, ())}
+        if self._decisions.operators[index].type in self._custom:
+            raise self._context(index)[0].unsupported("a ring, with a function of the user's")
+        outputs, record = run_ring(self._context(index), self._operands(index), self._communicator, renewed)
+        if recorded:
+            self._records[index] = record
+        return outputs
+
+    def _run_recorded(self, index: int) -> list[tuple[Tensor, ...]]:
+        """Outputs per rank, with records for backward."""
+        contexts, rows = self._context(index), self._operands(index)
+        self._widen(contexts, rows)
+        made: list[tuple[Tensor, ...]] = []
+        records: list[OperatorRecord] = []
+        for rank, (context, operands) in enumerate(zip(contexts, rows, strict=True)):
+
+            def run(entered: Operands, context: OperatorContext = context) -> tuple[Tensor, ...]:
+                return self._on_device(run_operator(context, entered, self._custom))
+
+            renewed = {p: partial(self._part, index, p, rank) for p in self._renewed.get(index, ())}
+            wide = operands[0] if operands and exchanges(context) else None
+            if 0 in renewed and wide is not None:
+                renewed[0] = partial(self._wide_part, index, rank, borders(context, wide))
+            outputs, record = run_recorded(run, operands, self._differentiated(index), renewed)
+            made.append(outputs)
+            records.append(record)
+        self._records[index] = records
+        return made
+
+    def _on_device(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(output.to(self._communicator.device) for output in outputs)
+
+    def _parts(self, index: int, position: int) -> Parts:
+        """Parts of an operand as they are now."""
+        operand = self._decisions.operators[index].inputs[position]
+        assert operand is not None
+        return self._values.operand(operand)
+
+    def _part(self, index: int, position: int, rank: int) -> Tensor:
+        """A rank's part of an operand as it is now."""
+        return self._parts(index, position)[rank]
+
+    def _wide_part(self, index: int, rank: int, rows: Borders) -> Tensor:
+        """A rank's part of the first operand as it is now, in the rows of its neighbours that were kept."""
+        return with_borders(self._context(index)[rank], self._part(index, 0, rank), rows)
+
+    def _widen(self, contexts: list[OperatorContext], rows: list[list[Tensor | None]]) -> None:
+        """Give first operands the rows of their neighbours, where the operator needs them."""
+        if exchanges(contexts[0]):
+            narrow_parts = [part for operands in rows if (part := operands[0]) is not None]
+            for operands, part in zip(rows, widen(contexts, narrow_parts, self._communicator), strict=True):
+                operands[0] = part
 
     # Backward ---------------------------------------------------------------------------------------------------
 
     def _backward(self, index: int) -> None:
         decision = self._decisions.operators[index]
-        record = self._records.pop(index, None)
-        if isinstance(record, LossRecord):
-            self._loss_backward(index, record)
+        records = self._records.pop(index)
+        if isinstance(records, LossRecord):
+            self._loss_backward(index, records)
             return
-        records = self._run(index) if record is None else record
         outer = [self._gradients.pop(output.tensor, None) for output in decision.outputs]
+        seeds = [
+            [None if column is None else column[rank] for column in outer]
+            for rank in range(len(self._communicator.ranks))
+        ]
         positions = self._differentiated(index)
-        try:
-            products = [
-                _product(each, positions, [None if column is None else column[rank] for column in outer])
-                for rank, each in enumerate(records)
-            ]
-        except Exception as error:
-            if decision.type in self._custom:
-                raise failed(self._custom[decision.type], decision.type, error, "failed in backward") from error
-            raise
-        for position, column in zip(positions, zip(*products, strict=True), strict=True):
+        if isinstance(records, RingRecord):
+            columns = records.backward(positions, seeds, self._communicator)
+        else:
+            columns = self._products(index, records, positions, seeds)
+        for position, column in zip(positions, columns, strict=True):
             operand = decision.inputs[position]
             assert operand is not None
-            self._add_gradient(operand, list(column))
-        # Every consumer's backward has run by now: only graph outputs are still wanted.
-        self._values.forget([o.tensor for o in decision.outputs if o.tensor not in self._graph.outputs], ())
+            self._add_gradient(operand, column)
+
+    def _products(
+        self,
+        index: int,
+        records: Sequence[OperatorRecord],
+        positions: Sequence[int],
+        seeds: Sequence[Sequence[Tensor | None]],
+    ) -> list[Parts]:
+        """Per position of an operand its gradients, given those of the outputs per rank."""
+        name = self._decisions.operators[index].type
+        try:
+            rows = [product(each, positions, row) for each, row in zip(records, seeds, strict=True)]
+        except Exception as error:
+            if name in self._custom:
+                raise failed(self._custom[name], name, error, "failed in backward") from error
+            raise
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        if positions and positions[0] == 0:
+            columns[0] = narrow(self._context(index), columns[0], self._communicator)
+        return columns
 
     def _loss_backward(self, index: int, record: LossRecord) -> None:
         operand = self._decisions.operators[index].inputs[0]
@@ -298,7 +382,6 @@ class StepExecutor:
             gradients = self._zeros(decision.tensor, decision.gradient)
         shape = self._graph.tensors[decision.tensor].type.shape
         moved = redistribute(self._communicator, gradients, shape, decision.gradient, decision.backward)
-        self._values.forget((), (index,))
         self._add_tensor_gradient(decision.tensor, moved)
 
     def _zeros(self, name: str, placements: Placements) -> Parts:
@@ -312,37 +395,3 @@ class StepExecutor:
 
 def _sum(known: Parts | None, more: Parts) -> Parts:
     return list(more) if known is None else [a + b for a, b in zip(known, more, strict=True)]
-
-
-def _product(record: _OperatorRecord, positions: Sequence[int], seeds: Sequence[Tensor | None]) -> Parts:
-    """Vector-Jacobian product of one operator on one rank: gradients of the operands at ``positions``."""
-    leaves = [leaf for position in positions if (leaf := record.leaves[position]) is not None]
-    pairs = [
-        (output, seed)
-        for output, seed in zip(record.outputs, seeds, strict=True)
-        if seed is not None and output.requires_grad
-    ]
-    if not pairs:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    outputs, weights = zip(*pairs, strict=True)
-    gradients = torch.autograd.grad(outputs, leaves, weights, allow_unused=True)
-    return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients, strict=True)]
-
-
-def _released(program: Program, region: int) -> tuple[list[str], list[int], list[int]]:
-    """Tensors, redistributions and operators that a recomputed region forgets after its forward."""
-    inside = set(program.decisions.regions[region].operators)
-    outside_reads = set(program.graph.outputs)
-    for operator in program.graph.operators:
-        if operator.id not in inside:
-            outside_reads.update(name for name in operator.inputs if name is not None)
-    operators = [index for index, operator in enumerate(program.graph.operators) if operator.id in inside]
-    tensors = [
-        name for index in operators for name in program.graph.operators[index].outputs if name not in outside_reads
-    ]
-    edges = [
-        index
-        for index, decision in enumerate(program.decisions.redistributions)
-        if inside.issuperset(decision.consumers)
-    ]
-    return tensors, edges, operators

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -52,6 +53,27 @@ class ApplyJob:
     """Bring the outputs of the last step together."""
     custom_ops: tuple[Path, ...] = ()
     """Python files with torch functions of the user's; every process runs their code."""
+    devices: tuple[int, ...] = ()
+    """Number of each rank's device among those of the cluster; empty where the mesh uses all, in order."""
+    num_devices: int | None = None
+    """Devices of the cluster, as many processes may there be; None: those of the mesh."""
+
+    def members(self, world: int) -> tuple[int, ...]:
+        """The process that holds each rank of the mesh, of ``world`` processes: the one on the rank's device where
+        there is one process for each device of the cluster, else the first ones; the others are idle.
+
+        Raises:
+            ApplyError: there are too few processes, or more than devices.
+        """
+        ranks = math.prod(self.decisions.mesh_shape)
+        most = self.num_devices or ranks
+        if not ranks <= world <= most:
+            shown = "x".join(map(str, self.decisions.mesh_shape))
+            raise ApplyError(
+                f"the plan's mesh {shown} has {ranks} ranks, got {world} processes",
+                hint=f"start {ranks}{f' to {most}' if most > ranks else ''} processes, or none to emulate them",
+            )
+        return self.devices if self.devices and world == most else tuple(range(ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +90,12 @@ class ApplyResult:
     report: VerificationReport | None
     outputs: tuple[tuple[str, np.ndarray], ...]
     """Whole outputs of the last step by ONNX name, where they were asked for."""
+
+
+def idle_result(job: ApplyJob) -> ApplyResult:
+    """What a process has to say that holds no rank of the mesh."""
+    ranks = math.prod(job.decisions.mesh_shape)
+    return ApplyResult(holds_first=False, num_ranks=ranks, losses=(), num_collectives=0, report=None, outputs=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tap_planner.apply.jobs import ApplyJob, ApplyResult, run_job
+from tap_planner.apply.jobs import ApplyJob, ApplyResult, idle_result, run_job
 from tap_planner.apply.process_group import ProcessGroupCommunicator
 from tap_planner.errors import ApplyError, TapError
 
@@ -42,7 +42,7 @@ def run_processes(job: ApplyJob, num_processes: int, timeout_s: int = 600) -> Ap
 
     Args:
         job: what to do.
-        num_processes: the number of ranks of the plan's mesh.
+        num_processes: as many as the plan's mesh has ranks; processes beyond those are idle.
         timeout_s: how long one collective may take.
 
     Raises:
@@ -130,7 +130,9 @@ def _run_rank(job: ApplyJob, rank: int, world: int, store: Path, timeout_s: int,
             world_size=world,
             timeout=timedelta(seconds=timeout_s),
         )
-        result = run_job(job, ProcessGroupCommunicator(job.decisions.mesh_shape, "gloo"))
+        communicator = ProcessGroupCommunicator(job.decisions.mesh_shape, "gloo", members=job.members(world))
+        result = idle_result(job) if communicator.is_idle else run_job(job, communicator)
+        communicator.wait_for_all()
         dist.barrier()
         dist.destroy_process_group()
     except TapError as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from tap_planner.apply.communicator import Axes, Coordinates, Parts, all_coordinates, groups
+from tap_planner.apply.communicator import Axes, Bundle, Coordinates, FromNeighbours, Parts, all_coordinates, groups
 
 
 class LockstepCommunicator:
@@ -54,6 +55,28 @@ class LockstepCommunicator:
         """See ``Communicator.all_to_all``."""
         return self._in_groups(parts, axes, lambda members: list(torch.stack(members, dim=1).unbind(0)))
 
+    def halo_exchange(self, to_previous: Sequence[Tensor], to_next: Sequence[Tensor], axes: Axes) -> FromNeighbours:
+        """See ``Communicator.halo_exchange``."""
+        from_previous: list[Tensor | None] = [None] * len(to_previous)
+        from_next: list[Tensor | None] = [None] * len(to_next)
+        for group in groups(self._mesh_shape, axes):
+            for sides in (to_previous, to_next):
+                _check_shapes([sides[rank] for rank in group])
+            for previous, rank in itertools.pairwise(group):
+                from_previous[rank] = to_next[previous]
+                from_next[previous] = to_previous[rank]
+        return from_previous, from_next
+
+    def ring_exchange(self, parts: Sequence[Bundle], axes: Axes) -> list[Bundle]:
+        """See ``Communicator.ring_exchange``."""
+        found = list(parts)
+        for group in groups(self._mesh_shape, axes):
+            for members in zip(*(parts[rank] for rank in group), strict=True):
+                _check_shapes(members)
+            for previous, rank in zip([group[-1], *group[:-1]], group, strict=True):
+                found[rank] = parts[previous]
+        return found
+
     def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
         """See ``Communicator.collect``."""
         return [part.detach().cpu() for part in parts]
@@ -62,12 +85,16 @@ class LockstepCommunicator:
         results: list[Tensor | None] = [None] * len(parts)
         for group in groups(self._mesh_shape, axes):
             members = [parts[rank] for rank in group]
-            if len({member.shape for member in members}) > 1:
-                shapes = [tuple(member.shape) for member in members]
-                raise AssertionError(f"ranks of one group bring different shapes: {shapes}")
+            _check_shapes(members)
             for rank, result in zip(group, run(members), strict=True):
                 results[rank] = result
         return [result for result in results if result is not None]
+
+
+def _check_shapes(members: Sequence[Tensor]) -> None:
+    if len({member.shape for member in members}) > 1:
+        shapes = [tuple(member.shape) for member in members]
+        raise AssertionError(f"ranks of one group bring different shapes: {shapes}")
 
 
 def _reduced(members: Parts, op: str) -> Tensor:

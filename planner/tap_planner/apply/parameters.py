@@ -2,7 +2,8 @@
 
 Level 0 and 1 keep whole local parts; level 1 and 2 keep optimizer states (and at 2 gradients) of a shard of each
 bucket; level 3 keeps only the shard of the parameters too. A bucket is flattened in ``BucketDecision.parameters``
-order and padded to a multiple of the shards.
+order and padded to a multiple of the shards. Shards lie over the ZeRO axes; over the other data axes of a bucket they
+are replicated, and their gradients are summed once a step.
 """
 
 from __future__ import annotations
@@ -91,16 +92,18 @@ class ParameterStore:
         """Make the parameters of a ZeRO-3 bucket whole."""
         bucket = self._buckets[number]
         if bucket.elements:
-            self._spread(bucket, self._communicator.all_gather(self._shards[number], bucket.axes))
+            self._spread(bucket, self._communicator.all_gather(self._shards[number], bucket.zero_axes))
         else:
             self._spread(bucket, self._shards[number])
 
-    def release_gathered(self) -> None:
-        """Forget the whole parameters of ZeRO-3 buckets."""
-        for bucket in self._buckets.values():
-            if bucket.zero_level == 3:
-                for name in bucket.parameters:
-                    self._values.pop(name, None)
+    def forget(self, number: int) -> None:
+        """Forget the whole parameters of a ZeRO-3 bucket."""
+        for name in self._buckets[number].parameters:
+            del self._values[name]
+
+    def is_sharded(self, name: str) -> bool:
+        """Whether only a shard of a parameter lasts (ZeRO 3)."""
+        return self.decisions[name].zero_level == 3
 
     def begin_step(self) -> None:
         """Forget the gradients of the step before."""
@@ -127,13 +130,20 @@ class ParameterStore:
             return
         shards = self._num_shards(bucket)
         slots = [part.reshape(shards, part.numel() // shards) for part in flat]
-        scattered = self._communicator.reduce_scatter(slots, bucket.axes)
+        scattered = self._communicator.reduce_scatter(slots, bucket.zero_axes)
         known = self._gradient_shards.get(number)
         if known is not None:
             scattered = [a + b for a, b in zip(known, scattered, strict=True)]
         self._gradient_shards[number] = scattered
         for name in bucket.parameters:
             self._gradients.pop(name, None)
+
+    def reduce_shards(self, number: int) -> None:
+        """Sum a bucket's shards of gradients over the data axes that ZeRO does not shard over."""
+        bucket = self._buckets[number]
+        if number in self._gradient_shards:
+            shards = self._gradient_shards[number]
+            self._gradient_shards[number] = self._communicator.all_reduce(shards, bucket.rest_axes)
 
     def update(self, optimizer: Optimizer) -> None:
         """Run the optimizer on everything that these ranks are responsible for."""
@@ -154,7 +164,7 @@ class ParameterStore:
         """Make the parameters of a bucket whole after its shards were updated (levels 1 and 2)."""
         bucket = self._buckets[number]
         if bucket.elements:
-            self._spread(bucket, self._communicator.all_gather(self._shards.pop(number), bucket.axes))
+            self._spread(bucket, self._communicator.all_gather(self._shards.pop(number), bucket.zero_axes))
 
     def final_values(self, communicator: Communicator) -> dict[str, Parts]:
         """Local parts of every trainable parameter now; what is sharded is gathered through ``communicator``."""
@@ -178,7 +188,7 @@ class ParameterStore:
         return [torch.zeros(shape, dtype=self._dtype, device=device) for shape in self._shapes[name]]
 
     def _num_shards(self, bucket: BucketDecision) -> int:
-        return group_size(self._communicator.mesh_shape, bucket.axes)
+        return group_size(self._communicator.mesh_shape, bucket.zero_axes)
 
     def _flattened(self, bucket: BucketDecision, values: dict[str, Parts]) -> Parts:
         """Per rank the flat concatenation, padded where the bucket is sharded."""
@@ -204,7 +214,7 @@ class ParameterStore:
         shards = self._num_shards(bucket)
         mesh_shape = self._communicator.mesh_shape
         return [
-            part.reshape(shards, part.numel() // shards)[group_index(mesh_shape, bucket.axes, rank)].clone()
+            part.reshape(shards, part.numel() // shards)[group_index(mesh_shape, bucket.zero_axes, rank)].clone()
             for rank, part in zip(self._communicator.ranks, flat, strict=True)
         ]
 
@@ -212,7 +222,7 @@ class ParameterStore:
         self._values.update(self._unflattened(bucket, [part.reshape(-1) for part in gathered]))
 
     def _whole(self, bucket: BucketDecision, shards: Sequence[Tensor], communicator: Communicator) -> dict[str, Parts]:
-        gathered = communicator.all_gather(shards, bucket.axes)
+        gathered = communicator.all_gather(shards, bucket.zero_axes)
         return self._unflattened(bucket, [part.reshape(-1) for part in gathered])
 
 

@@ -12,29 +12,45 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tap_planner.apply.communicator import Axes, Coordinates, Parts, all_coordinates, group_size, groups
+from tap_planner.apply.communicator import (
+    Axes,
+    Bundle,
+    Coordinates,
+    FromNeighbours,
+    Parts,
+    all_coordinates,
+    group_size,
+    groups,
+)
 from tap_planner.errors import ApplyError
 
 DEFAULT_TIMEOUT_S = 600
 """A collective that takes longer means that a rank is lost."""
+_PATIENCE = timedelta(days=365)
+"""How long idle processes wait for the others; they notice at once when one of those dies."""
 
 
 class ProcessGroupCommunicator:
     """Holds one rank. The default process group is initialised from the launcher's environment if nobody did.
 
-    One subgroup per set of axes is made, in the same order on all ranks.
+    One subgroup per set of axes is made, in the same order in all processes.
 
     Args:
-        mesh_shape: sizes of the axes; their product is the world size.
+        mesh_shape: sizes of the axes; their product is the world size, or less where ``members`` are given.
         backend: ``gloo`` or ``nccl``; None: nccl where there are GPUs.
         timeout_s: how long a collective may take.
+        members: the process that holds each rank of the mesh; all others are idle. None: every process, in order.
 
     Raises:
         ApplyError: the world size does not fit the mesh.
     """
 
     def __init__(
-        self, mesh_shape: Sequence[int], backend: str | None = None, timeout_s: int = DEFAULT_TIMEOUT_S
+        self,
+        mesh_shape: Sequence[int],
+        backend: str | None = None,
+        timeout_s: int = DEFAULT_TIMEOUT_S,
+        members: Sequence[int] | None = None,
     ) -> None:
         self._mesh_shape = tuple(mesh_shape)
         backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
@@ -43,15 +59,19 @@ class ProcessGroupCommunicator:
         if self._owns_group:
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         world = dist.get_world_size()
-        if world != math.prod(mesh_shape):
+        self._members = tuple(range(world) if members is None else members)
+        if len(self._members) != math.prod(mesh_shape) or max(self._members) >= world:
             self.close()
             raise ApplyError(
                 f"the plan's mesh {'x'.join(map(str, mesh_shape))} needs {math.prod(mesh_shape)} ranks, got {world}",
                 hint=f"start tap-apply with {math.prod(mesh_shape)} processes",
             )
-        self._rank = dist.get_rank()
-        self._coordinates = all_coordinates(mesh_shape)[self._rank]
+        process = dist.get_rank()
+        self._rank = self._members.index(process) if process in self._members else -1
+        self._coordinates = () if self.is_idle else all_coordinates(mesh_shape)[self._rank]
         self._groups = self._make_groups()
+        everyone = dist.new_group(backend="gloo", timeout=_PATIENCE) if world > len(self._members) else None
+        self._everyone = everyone if isinstance(everyone, dist.ProcessGroup) else None
 
     def _make_groups(self) -> dict[Axes, dist.ProcessGroup]:
         found: dict[Axes, dist.ProcessGroup] = {}
@@ -59,10 +79,20 @@ class ProcessGroupCommunicator:
         for count in range(1, len(self._mesh_shape) + 1):
             for axes in itertools.combinations(axes_range, count):
                 for members in groups(self._mesh_shape, axes):
-                    group = dist.new_group(members)
+                    group = dist.new_group([self._members[rank] for rank in members])
                     if self._rank in members and isinstance(group, dist.ProcessGroup):
                         found[axes] = group
         return found
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this process holds no rank of the mesh."""
+        return self._rank < 0
+
+    def wait_for_all(self) -> None:
+        """Where some processes are idle, wait until all processes have come here."""
+        if self._everyone is not None:
+            dist.barrier(group=self._everyone)
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
@@ -71,8 +101,8 @@ class ProcessGroupCommunicator:
 
     @property
     def ranks(self) -> tuple[Coordinates, ...]:
-        """The coordinates of this process."""
-        return (self._coordinates,)
+        """The coordinates of this process; none where it is idle."""
+        return () if self.is_idle else (self._coordinates,)
 
     @property
     def device(self) -> torch.device:
@@ -111,14 +141,54 @@ class ProcessGroupCommunicator:
             dist.all_to_all_single(_wire(result), _wire(part), group=self._groups[axes])
         return [result]
 
+    def halo_exchange(self, to_previous: Sequence[Tensor], to_next: Sequence[Tensor], axes: Axes) -> FromNeighbours:
+        """See ``Communicator.halo_exchange``."""
+        (group,) = (members for members in groups(self._mesh_shape, axes) if self._rank in members)
+        position = group.index(self._rank)
+        to_back, to_front = to_previous[0].contiguous(), to_next[0].contiguous()
+        operations: list[dist.P2POp] = []
+
+        def swap(peer: int, sent: Tensor, like: Tensor) -> Tensor | None:
+            """Sends to a neighbour, and receives what is like what the other neighbour is sent."""
+            if not 0 <= peer < len(group):
+                return None
+            received = torch.empty_like(like)
+            for operation, tensor in ((dist.isend, sent), (dist.irecv, received)):
+                if tensor.numel():
+                    operations.append(
+                        dist.P2POp(operation, _wire(tensor), self._members[group[peer]], self._groups[axes])
+                    )
+            return received
+
+        from_back = swap(position - 1, to_back, to_front)
+        from_front = swap(position + 1, to_front, to_back)
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        return [from_back], [from_front]
+
+    def ring_exchange(self, parts: Sequence[Bundle], axes: Axes) -> list[Bundle]:
+        """See ``Communicator.ring_exchange``."""
+        (group,) = (members for members in groups(self._mesh_shape, axes) if self._rank in members)
+        position, (bundle,) = group.index(self._rank), parts
+        sent = torch.cat([part.reshape(-1) for part in bundle])
+        received = torch.empty_like(sent)
+        if sent.numel() and len(group) > 1:
+            peers = (group[(position + 1) % len(group)], group[position - 1])
+            operations = [
+                dist.P2POp(operation, _wire(tensor), self._members[peer], self._groups[axes])
+                for operation, tensor, peer in zip((dist.isend, dist.irecv), (sent, received), peers, strict=True)
+            ]
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+        pieces = received.split([part.numel() for part in bundle])
+        return [tuple(piece.view(part.shape) for piece, part in zip(pieces, bundle, strict=True))]
+
     def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
         """See ``Communicator.collect``."""
         part = parts[0].detach().cpu()
-        if self._rank != 0:
-            dist.gather_object(part)
-            return None
-        gathered = [torch.empty(0)] * dist.get_world_size()
-        dist.gather_object(part, gathered)
+        gathered = [torch.empty(0)] * len(self._members) if self._rank == 0 else None
+        everything = self._groups[tuple(range(len(self._mesh_shape)))]
+        dist.gather_object(part, gathered, dst=self._members[0], group=everything)
         return gathered
 
     def close(self) -> None:

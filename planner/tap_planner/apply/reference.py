@@ -27,6 +27,7 @@ class ReferenceResult:
     """Values of one step (before the optimizer)."""
 
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
+    """By ONNX name."""
     loss: float | None = None
     loss_scale: float = 0.0
     """Size of what the loss adds up: the same loss of absolute values."""
@@ -63,7 +64,8 @@ def run_reference(
             _run_loss(operator, values, result, gradient_factor)
         else:
             values.run(operator)
-    result.outputs = {name: values.get(name).detach().numpy() for name in graph.outputs}
+    shown = zip(graph.output_names, graph.outputs, strict=True)
+    result.outputs = {name: values.get(tensor).detach().numpy() for name, tensor in shown}
     for parameter in graph.parameters:
         leaf = result.parameters[parameter.name]
         if leaf.requires_grad:

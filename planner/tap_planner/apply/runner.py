@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 
-from tap_planner.apply.jobs import ApplyJob, ApplyResult, prepare, run_job
+from tap_planner.apply.jobs import ApplyJob, ApplyResult, idle_result, prepare, run_job
 from tap_planner.apply.launch import run_processes
 from tap_planner.apply.lockstep import LockstepCommunicator
 from tap_planner.apply.process_group import ProcessGroupCommunicator
-from tap_planner.errors import ApplyError
 
 
 def apply_job(job: ApplyJob, *, num_processes: int | None = None, backend: str | None = None) -> ApplyResult | None:
@@ -30,26 +28,17 @@ def apply_job(job: ApplyJob, *, num_processes: int | None = None, backend: str |
     """
     mesh_shape = job.decisions.mesh_shape
     if num_processes is not None:
-        _check_world(mesh_shape, num_processes)
+        job.members(num_processes)  # refuses a number that does not fit
         prepare(job)  # what is wrong with plan, model or weights is said once, before any process starts
         return run_processes(job, num_processes)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _check_world(mesh_shape, int(os.environ["WORLD_SIZE"]))
+        members = job.members(int(os.environ["WORLD_SIZE"]))
         prepared = prepare(job)
-        communicator = ProcessGroupCommunicator(mesh_shape, backend)
+        communicator = ProcessGroupCommunicator(mesh_shape, backend, members=members)
         try:
-            result = run_job(job, communicator, prepared)
+            result = idle_result(job) if communicator.is_idle else run_job(job, communicator, prepared)
+            communicator.wait_for_all()
             return result if result.holds_first else None
         finally:
             communicator.close()
     return run_job(job, LockstepCommunicator(mesh_shape))
-
-
-def _check_world(mesh_shape: tuple[int, ...], world: int) -> None:
-    ranks = math.prod(mesh_shape)
-    if world != ranks:
-        shown = "x".join(map(str, mesh_shape))
-        raise ApplyError(
-            f"the plan's mesh {shown} has {ranks} ranks, got {world} processes",
-            hint=f"start {ranks} processes, or none to emulate them",
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from tap_planner.apply.placing import place
 from tap_planner.apply.redistribute import redistribute
 from tap_planner.graph import TensorKind
 from tap_planner.plan import OperandDecision
-from tap_planner.program import Program
+from tap_planner.program import Program, Release
 from tap_planner.sharding import REPLICATE, Placements, read_placements
 
 
@@ -93,14 +93,29 @@ class TensorValues:
         decision = self._decisions.redistributions[index]
         value = self._source(decision.tensor, decision.source)
         shape = self._graph.tensors[decision.tensor].type.shape
-        self._edges[index] = redistribute(self._communicator, value, shape, decision.source, decision.forward)
+        made = redistribute(self._communicator, value, shape, decision.source, decision.forward)
+        read = self._graph.tensors[decision.tensor].read
+        if read is not None and self._store.is_sharded(read.parameter):
+            made = [part.clone() for part in made]  # a view would keep the whole parameter
+        self._edges[index] = made
 
-    def forget(self, tensors: Sequence[str], edges: Sequence[int]) -> None:
-        """Drop activations and redistributed values."""
-        for name in tensors:
+    def forget(self, release: Release) -> None:
+        """Drop activations, placed inputs and redistributed values."""
+        for name in release.tensors:
             self._activations.pop(name, None)
-        for edge in edges:
+        for key in release.inputs:
+            self._inputs.pop(key, None)
+        for edge in release.redistributions:
             self._edges.pop(edge, None)
+
+    def held(self) -> dict[tuple[str, Placements], Parts]:
+        """What is held now, by tensor and placement; of copies of parameters nothing."""
+        found = {(name, self._sources[name]): parts for name, parts in self._activations.items()}
+        for edge, parts in self._edges.items():
+            decision = self._decisions.redistributions[edge]
+            if self._graph.tensors[decision.tensor].kind is not TensorKind.PARAMETER:
+                found[decision.tensor, decision.to] = parts
+        return found | self._inputs
 
     def _source(self, name: str, placement: Placements) -> Parts:
         """A tensor as its producer left it; constants and inputs directly in ``placement``."""

@@ -3,7 +3,18 @@
 from tap_planner.cluster.catalogue import CatalogueEntry, catalogue_device, catalogue_entry, device_names
 from tap_planner.cluster.linting import lint
 from tap_planner.cluster.loading import load_cluster, parse_cluster
-from tap_planner.cluster.meshes import Mesh, MeshAxis, axis_levels, enumerate_meshes, parse_mesh
+from tap_planner.cluster.meshes import (
+    Mesh,
+    MeshAxis,
+    axis_levels,
+    enumerate_meshes,
+    idle_boxes,
+    mesh_on,
+    mesh_places,
+    parse_mesh,
+    part_of,
+)
+from tap_planner.cluster.subsets import device_parts, friendly_counts, restricted
 from tap_planner.cluster.types import STAND_INS, Cluster, Device, Level, NodeGroup, slowest_device
 
 __all__ = [
@@ -19,10 +30,17 @@ __all__ = [
     "catalogue_device",
     "catalogue_entry",
     "device_names",
+    "device_parts",
     "enumerate_meshes",
+    "friendly_counts",
+    "idle_boxes",
     "lint",
     "load_cluster",
+    "mesh_on",
+    "mesh_places",
     "parse_cluster",
     "parse_mesh",
+    "part_of",
+    "restricted",
     "slowest_device",
 ]

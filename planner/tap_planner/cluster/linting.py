@@ -54,7 +54,8 @@ def _lint_groups(cluster: Cluster) -> list[str]:
             names = ", ".join(group.name for group, _ in kept)
             findings.append(
                 f"node groups: {dtype} matrix products run {alone / (pace * cluster.num_devices):.2g} x faster on "
-                f"{names} alone than in equal parts on all {cluster.num_devices} devices; leave the slower nodes out?"
+                f"{names} alone than in equal parts on all {cluster.num_devices} devices; leave the slower nodes out "
+                "(--allow-idle)?"
             )
             break
     return findings

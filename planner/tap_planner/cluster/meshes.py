@@ -1,13 +1,15 @@
-"""Meshes: the devices of a cluster as an N-D grid, in row-major order over (outermost level, ..., device)."""
+"""Meshes: the devices of a cluster, or some of them, as an N-D grid in row-major order over (outermost level, ...,
+device)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tap_planner.cluster.subsets import Box, device_parts, first_part, restricted, unused_boxes
 from tap_planner.cluster.types import Cluster
 from tap_planner.errors import ClusterError, UsageError
 
@@ -28,6 +30,8 @@ class Mesh:
     """An N-D grid of devices; rank order is row-major, outermost axis first."""
 
     axes: tuple[MeshAxis, ...]
+    devices: tuple[int, ...] = ()
+    """Rank in the cluster of each rank of the mesh, ascending; empty where the mesh uses all devices."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,25 +121,44 @@ def _factorisations(number: int, num_axes: int) -> list[tuple[int, ...]]:
     return [(*sizes, rest) for sizes, rest in partial if rest >= 2]
 
 
-def enumerate_meshes(cluster: Cluster, max_axes: int = 2) -> tuple[Mesh, ...]:
+def enumerate_meshes(cluster: Cluster, max_axes: int = 2, *, allow_idle: bool = False) -> tuple[Mesh, ...]:
     """All ordered factorisations of the device count into 1 to ``max_axes`` axes of size >= 2.
 
     A single device has one mesh with one axis of size 1. Axes are called ``dp``; ``dp, tp``; ``dp, fsdp, tp``;
     beyond that ``a0, a1, ...``.
+
+    Args:
+        cluster: the topology.
+        max_axes: most axes.
+        allow_idle: also the meshes on parts of the cluster (``device_parts``), after those of the whole.
     """
-    number = cluster.num_devices
+    whole = tuple(mesh_on(sizes) for sizes in _shapes(cluster.num_devices, max_axes))
+    if not allow_idle:
+        return whole
+    return (*whole, *(mesh_on(s, part) for part in device_parts(cluster) for s in _shapes(len(part), max_axes)))
+
+
+def _shapes(number: int, max_axes: int) -> list[tuple[int, ...]]:
     if number == 1:
-        return (_mesh((1,)),)
-    return tuple(_mesh(sizes) for count in range(1, max_axes + 1) for sizes in _factorisations(number, count))
+        return [(1,)]
+    return [sizes for count in range(1, max_axes + 1) for sizes in _factorisations(number, count)]
 
 
-def _mesh(sizes: tuple[int, ...]) -> Mesh:
+def mesh_on(sizes: tuple[int, ...], devices: tuple[int, ...] = ()) -> Mesh:
+    """A mesh with the usual names on some devices (none listed: on all)."""
     names = _DEFAULT_NAMES.get(len(sizes)) or tuple(f"a{index}" for index in range(len(sizes)))
-    return Mesh(axes=tuple(MeshAxis(name=name, size=size) for name, size in zip(names, sizes, strict=True)))
+    axes = tuple(MeshAxis(name=name, size=size) for name, size in zip(names, sizes, strict=True))
+    return Mesh(axes=axes, devices=devices)
 
 
-def parse_mesh(text: str, cluster: Cluster) -> Mesh:
+def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh:
     """Read ``dp=128,tp=8``, outermost axis first.
+
+    Args:
+        text: the axes.
+        cluster: the topology.
+        allow_idle: whether the product may be less than the number of devices; then the mesh lies on as few nodes as
+            can hold it evenly, of unlike ones the fastest.
 
     Raises:
         UsageError: for a wrong syntax, doubled names, or a product that is not the number of devices.
@@ -152,12 +175,47 @@ def parse_mesh(text: str, cluster: Cluster) -> Mesh:
         raise UsageError(f"--mesh {text!r}: the axis name {doubled[0]!r} occurs twice, expected unique names")
     if "pp" in mesh.names:
         raise UsageError(f"--mesh {text!r}: pipeline stages (pp) are not supported yet")
-    if mesh.num_devices != cluster.num_devices:
+    if mesh.num_devices == cluster.num_devices:
+        return mesh
+    fewer = mesh.num_devices < cluster.num_devices
+    if not (fewer and allow_idle):
         raise UsageError(
             f"--mesh {text!r} has {mesh.num_devices} devices, but the cluster {cluster.name} has {cluster.num_devices}",
-            hint=f"The sizes must multiply to {cluster.num_devices}.",
+            hint=f"The sizes must multiply to {cluster.num_devices}" + ("; or add --allow-idle." if fewer else "."),
         )
-    return mesh
+    devices = first_part(cluster, mesh.num_devices)
+    if devices is None:
+        raise UsageError(
+            f"--mesh {text!r}: {mesh.num_devices} devices cannot lie evenly on the nodes of {cluster.name}",
+            hint="Choose a product of a number of nodes and a number of devices of each.",
+        )
+    return replace(mesh, devices=devices)
+
+
+def part_of(cluster: Cluster, mesh: Mesh) -> Cluster:
+    """The cluster of the devices that a mesh uses: the cluster itself where none is idle (or where it is that part).
+
+    Raises:
+        ClusterError: if mesh and cluster do not fit.
+    """
+    if mesh.num_devices == cluster.num_devices:
+        return cluster
+    if not mesh.devices:
+        raise ClusterError(f"the mesh {mesh} has {mesh.num_devices} devices, the cluster {cluster.num_devices}")
+    if len(mesh.devices) != mesh.num_devices:
+        raise ClusterError(f"the mesh {mesh} has {mesh.num_devices} devices, {len(mesh.devices)} are listed")
+    return restricted(cluster, mesh.devices)
+
+
+def mesh_places(cluster: Cluster, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Where each rank of a mesh lies in the whole cluster, outermost level first."""
+    places = cluster.places()
+    return tuple(places[device] for device in mesh.devices) if mesh.devices else places
+
+
+def idle_boxes(cluster: Cluster, mesh: Mesh) -> tuple[Box, ...]:
+    """The places that a mesh leaves idle, as boxes (first and last place, both included)."""
+    return unused_boxes(cluster, mesh.devices) if mesh.devices else ()
 
 
 def axis_levels(mesh: Mesh, cluster: Cluster, axis: int) -> tuple[str, ...]:
@@ -166,8 +224,7 @@ def axis_levels(mesh: Mesh, cluster: Cluster, axis: int) -> tuple[str, ...]:
     Raises:
         ClusterError: if mesh and cluster have unlike numbers of devices.
     """
-    if mesh.num_devices != cluster.num_devices:
-        raise ClusterError(f"the mesh {mesh} has {mesh.num_devices} devices, the cluster {cluster.num_devices}")
+    cluster = part_of(cluster, mesh)
     groups = mesh.groups((axis,))
     if cluster.node_groups:
         return _unlike_levels(cluster, cluster.node_of_ranks()[groups])

@@ -10,8 +10,10 @@ from tap_planner.cost.memory import (
     optimizer_ns,
     parameter_bytes,
     parameter_memory,
+    unsharded_bytes,
 )
 from tap_planner.cost.operators import operator_times_ns
+from tap_planner.cost.reductions import ReductionCall, reduction_calls, shard_elements
 from tap_planner.cost.rounding import to_ns
 from tap_planner.cost.unknown import UnknownOperators, unknown_operators
 
@@ -27,6 +29,7 @@ __all__ = [
     "LevelShare",
     "ParameterBytes",
     "ParameterMemory",
+    "ReductionCall",
     "UnknownOperators",
     "Work",
     "element_bits",
@@ -37,6 +40,9 @@ __all__ = [
     "optimizer_ns",
     "parameter_bytes",
     "parameter_memory",
+    "reduction_calls",
+    "shard_elements",
     "to_ns",
     "unknown_operators",
+    "unsharded_bytes",
 ]

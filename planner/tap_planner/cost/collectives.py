@@ -14,7 +14,9 @@ number of ranks, r_l the peers of a group at level l, h_l the hops of a ring at 
     tree           all_reduce      2 sum(ceil(log2 r_l) a_l) + 2 S max(c_l/U_l)    (double binary trees)
     pairwise       all_to_all      sum of a_l over the n - 1 peers, by the level that parts them
                                    + S/n max(pairs_l/U_l)
-    direct         send_recv       max(a_l) + S max(c_l/U_l)
+    direct         send_recv,      max(a_l) + S max(c_l/U_l)
+                   halo_exchange   (every rank with its neighbours in the group at once, both ways)
+                   ring_exchange   (one step: every rank to the next of the group, the last to the first)
 
 Ring and recursive forms: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
 2005; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms", 2009. Double binary trees: Sanders, Speck, Traeff,
@@ -36,11 +38,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from tap_planner.cluster import Cluster, Mesh
+from tap_planner.cluster import Cluster, Mesh, part_of
 from tap_planner.cost.groups import GroupShape, LevelShare, group_shapes
 from tap_planner.cost.rounding import ceil_ns, ceil_ns_array
 
-COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+COLLECTIVE_KINDS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"),
+    *("send_recv", "halo_exchange", "ring_exchange"),
+)
 _NS_PER_S = 10**9
 
 
@@ -71,17 +76,20 @@ class CollectiveModel:
 
     ``num_bytes`` is everywhere the logical payload handed to the communicator, on one rank: all_reduce the local
     tensor; all_gather and reduce_scatter the full tensor (shard x group size); all_to_all the send buffer; broadcast
-    and send_recv the tensor. Costs never decrease with the bytes; zero bytes and groups of one rank cost nothing.
+    and send_recv the tensor; halo_exchange the rows received from both neighbours; ring_exchange what is passed on.
+    Costs never decrease with the bytes; zero bytes and groups of one rank cost nothing.
 
     Args:
         cluster: the topology.
-        mesh: as many devices as the cluster, ranks row-major over (outermost level, ..., device).
+        mesh: all devices of the cluster, or the part of them that it names; ranks row-major over (outermost level,
+            ..., device).
+
+    Raises:
+        ClusterError: if mesh and cluster do not fit.
     """
 
     def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
-        if mesh.num_devices != cluster.num_devices:
-            raise ValueError(f"mesh of {mesh.num_devices} devices on a cluster of {cluster.num_devices}")
-        self.cluster = cluster
+        self.cluster = part_of(cluster, mesh)
         self.mesh = mesh
         self._shapes: dict[tuple[int, ...], tuple[GroupShape, ...]] = {}
         self._choices: dict[tuple[str, tuple[int, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
@@ -175,7 +183,7 @@ def _lines(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
         return []
     if kind == "all_to_all":
         return [_pairwise(cluster, shape)]
-    if kind == "send_recv":
+    if kind in ("send_recv", "halo_exchange", "ring_exchange"):
         latency = max(_latency(cluster, share) for share in shape.shares if share.is_used)
         return [("direct", latency, _bottleneck(cluster, shape, True))]
     if kind == "broadcast":

@@ -100,6 +100,21 @@ def parameter_memory(
     )
 
 
+def unsharded_bytes(num_elements_local: int, *, zero_level: int, precision: str, optimizer: str) -> int:
+    """Bytes of the whole local copies that exist beside ZeRO's shards while a trainable parameter's group is in use:
+    its gradient before it is reduced (levels 2 and 3), and the gathered parameter (level 3).
+
+    Args:
+        num_elements_local: elements on the device before ZeRO.
+        zero_level: 0 to 3.
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
+        optimizer: ``adamw`` or ``sgd``.
+    """
+    size = parameter_bytes(precision, optimizer)
+    per_element = (size.gradient if zero_level >= 2 else 0) + (size.parameter if zero_level >= 3 else 0)
+    return num_elements_local * per_element
+
+
 def optimizer_ns(
     num_elements_local: int, *, shards: int, zero_level: int, precision: str, optimizer: str, device: Device
 ) -> int:

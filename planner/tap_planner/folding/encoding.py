@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,8 +47,9 @@ _Operand = tuple[int, int, int]
 
 
 class _Encoder:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, tags: Mapping[str, Hashable]) -> None:
         self._graph = graph
+        self._apart = tags
         self.operators = [operator for operator in graph.operators if operator.type != "Loss"]
         self._count = len(self.operators)
         self._trainable = {parameter.name for parameter in graph.parameters if parameter.trainable}
@@ -71,6 +72,8 @@ class _Encoder:
         numbers: dict[Hashable, int] = {}
         for index, operator in enumerate(self.operators):
             label: list[Hashable] = [self._signature(operator)]
+            if operator.id in self._apart:
+                label.append(self._tag(self._apart[operator.id]))
             wide = len(operator.inputs) > _MAX_OPERANDS
             for slot, name in enumerate(operator.inputs):
                 if name is None:
@@ -156,10 +159,10 @@ def _arrays(labels: list[int], width: int, reads: np.ndarray, read_by_loss: list
     )
 
 
-def encode(graph: Graph) -> Encoding:
-    """Encode a graph; the loss is left out.
+def encode(graph: Graph, tags: Mapping[str, Hashable] | None = None) -> Encoding:
+    """Encode a graph; the loss is left out. Operators (by id) with unlike ``tags`` are unlike.
 
     Parameters, graph inputs (the caches of a decoder), and float tables that are constant, may differ between
     occurrences as long as each is used in one occurrence only. Scalars and integers are compared by value.
     """
-    return _Encoder(graph).encode()
+    return _Encoder(graph, tags or {}).encode()

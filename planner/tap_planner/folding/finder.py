@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,15 +34,19 @@ class _Stretch:
     period: int
 
 
-def fold(graph: Graph) -> FoldedGraph:
+def fold(graph: Graph, tags: Mapping[str, Hashable] | None = None) -> FoldedGraph:
     """Find the repeated blocks of a graph.
 
     Runs are chosen greedily by how many operators they save and do not overlap. A run is a chain: a value made in
     one occurrence is read in it, in the next, or, if it is the last, after the run. The loss is in no run. What the
     runs leave is searched for blocks that come again elsewhere.
+
+    Args:
+        graph: the graph.
+        tags: by operator id, what sets operators apart that are equal in themselves (rules of the user).
     """
     with collector_paused():
-        encoding = encode(graph)
+        encoding = encode(graph, tags)
     found = _choose(encoding, _stretches(encoding))
     runs = tuple(run for run in found if run.period >= MIN_PERIOD)
     return FoldedGraph(

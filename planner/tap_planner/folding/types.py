@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tap_planner.graph import Graph
+from tap_planner.operators import OUTPUT
+
+_NOT_OF_THE_MODEL = ("Loss", OUTPUT)
 
 MIN_PERIOD = 3
 """Repeats of fewer operators are not worth a block."""
@@ -82,29 +85,25 @@ class FoldedGraph:
 
     @property
     def folded_share(self) -> float:
-        """Share of the model's operators (the loss is none of them) that are repeats of others."""
-        total = self._num_operators
-        return (
-            (sum(run.saving for run in self.runs) + sum(block.saving for block in self.shared)) / total
-            if total
-            else 0.0
-        )
+        """Share of the model's operators (the loss and the graph's ends are none of them) that repeat others."""
+        kept = set(self.representatives())
+        return self._share(index for index in range(len(self.graph.operators)) if index not in kept)
 
     @property
     def chained_share(self) -> float:
         """Share of the operators that are repeats in runs."""
-        total = self._num_operators
-        return sum(run.saving for run in self.runs) / total if total else 0.0
-
-    @property
-    def _num_operators(self) -> int:
-        return sum(operator.type != "Loss" for operator in self.graph.operators)
+        return self._share(_repeats(self.runs))
 
     @property
     def short_share(self) -> float:
         """Share of the operators that short runs would save besides."""
-        total = self._num_operators
-        return sum(run.saving for run in self.short_runs) / total if total else 0.0
+        return self._share(_repeats(self.short_runs))
+
+    def _share(self, indices: Iterable[int]) -> float:
+        operators = self.graph.operators
+        total = sum(operator.type not in _NOT_OF_THE_MODEL for operator in operators)
+        saved = sum(operators[index].type not in _NOT_OF_THE_MODEL for index in indices)
+        return saved / total if total else 0.0
 
     def stretches(self) -> tuple[tuple[int, int], ...]:
         """(start, stop) of the outermost shared stretches between runs, ascending: what a plan writes as blocks."""
@@ -141,3 +140,9 @@ class FoldedGraph:
                 if read_names:
                     parameters.setdefault(read_names[0], read_names)
         return OccurrenceNames(operators=operators, tensors=tensors, parameters=parameters)
+
+
+def _repeats(runs: Iterable[Run]) -> Iterator[int]:
+    """Operators of second and later occurrences."""
+    for run in runs:
+        yield from range(run.start + run.period, run.stop)

@@ -12,6 +12,7 @@ from tap_planner.graph.digest import graph_digest
 from tap_planner.graph.drafts import Draft
 from tap_planner.graph.loading import ModelFile
 from tap_planner.graph.options import BindOptions
+from tap_planner.graph.outputs import append_outputs
 from tap_planner.graph.passes import Bound, bind_nodes
 from tap_planner.graph.simplify import drop_dead, hoist_preamble, merge_reshapes, resolve
 from tap_planner.graph.training import choose_trainable, declared_untrained, gradient_values, make_loss
@@ -56,6 +57,7 @@ class _Assembly:
         self._roles = bound.roles
         self._binder = bound.binder
         self._notes = bound.notes
+        self._new_positions: int | None = None
 
     def graph(self, output_names: Sequence[str]) -> Graph:
         """The finished graph."""
@@ -72,6 +74,9 @@ class _Assembly:
             operators.append(made.operator)
             loss, labels = made.operator.outputs[0], made.labels
             warnings.extend(made.warnings)
+        elif options.ends:
+            ends = append_outputs(operators, results, output_names, set(binder.values))
+            operators, results, self._new_positions = ends.operators, ends.results, ends.new_positions
         operators = drop_dead(operators, [*results, *([loss] if loss else [])])
         warnings.extend(assumed_counts(operators))
         warnings.extend(binder.whole.warnings(operators, training=options.training))
@@ -122,6 +127,7 @@ class _Assembly:
             warnings=tuple(warnings),
             ruled=self._binder.custom.used,
             bodies=self._binder.whole.carried(drafts),
+            new_positions=self._new_positions,
         )
 
     def _result(self, name: str) -> Value:

@@ -36,6 +36,8 @@ class BindOptions:
     batch_dim: str | None = None
     """Symbolic dim that carries the batch where it is not called ``batch`` and does not lead."""
     training: bool = False
+    ends: bool = False
+    """Without training: every output gets an ``Output`` operator, as plans for inference need it to be true."""
     loss: LossOptions = field(default_factory=LossOptions)
     freeze: tuple[str, ...] = ()
     """Patterns of parameters that are not trained."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tap_planner.graph.constants import ConstantStore
-from tap_planner.operators import AttributeValue, OperatorSignature, TensorType
+from tap_planner.operators import CACHE_OPERAND, OUTPUT, AttributeValue, OperatorSignature, TensorType
 
 
 class TensorKind(enum.Enum):
@@ -107,7 +107,8 @@ class Graph:
     inputs: tuple[str, ...]
     """Graph inputs that are fed at run time (``labels`` last where cross-entropy adds it)."""
     outputs: tuple[str, ...]
-    """Graph outputs (tensor names after canonicalisation), without the loss."""
+    """Graph outputs (tensor names after canonicalisation), without the loss; in inference results of ``Output``
+    operators."""
     output_names: tuple[str, ...]
     """The ONNX names of ``outputs``."""
     loss: str | None
@@ -129,6 +130,21 @@ class Graph:
     """Types of the operators that were bound with a custom rule, sorted."""
     bodies: Mapping[str, Body] = field(default_factory=dict)
     """Bodies of control flow that stays whole, by the operators' attribute ``body``."""
+    new_positions: int | None = None
+    """By how many positions (tokens) a step advances the caches in inference; None without caches, or where they
+    differ."""
+
+    @property
+    def caches(self) -> Mapping[str, int]:
+        """For each graph input that a step returns in its next state, the ``Output`` operator (index) that says where
+        it lies between steps."""
+        return {
+            name: index
+            for index, operator in enumerate(self.operators)
+            if operator.type == OUTPUT
+            for name in operator.inputs[CACHE_OPERAND:]
+            if name is not None
+        }
 
     def tensor(self, name: str) -> Tensor:
         """The tensor called ``name``."""

@@ -10,6 +10,7 @@ from tap_planner.operators.custom import (
 )
 from tap_planner.operators.custom_files import load_custom_rules
 from tap_planner.operators.fitting import check_fit
+from tap_planner.operators.output import CACHE_OPERAND, OUTPUT
 from tap_planner.operators.registry import known_types, lookup, record_for, record_of, rule_of
 from tap_planner.operators.saved import kept_for_backward
 from tap_planner.operators.types import (
@@ -22,11 +23,14 @@ from tap_planner.operators.types import (
     InternalCollective,
     OperatorRecord,
     OperatorSignature,
+    Ring,
     TensorType,
 )
 
 __all__ = [
+    "CACHE_OPERAND",
     "CUSTOM_RULE",
+    "OUTPUT",
     "AttributeValue",
     "ComputeKind",
     "CustomRule",
@@ -37,6 +41,7 @@ __all__ = [
     "InternalCollective",
     "OperatorRecord",
     "OperatorSignature",
+    "Ring",
     "RuleProblemError",
     "TensorType",
     "check_fit",

@@ -11,9 +11,17 @@ from dataclasses import dataclass
 
 from tap_planner.operators.attributes import operand
 from tap_planner.operators.building import Dims, RuleBuilder, aligned
-from tap_planner.operators.types import DimFactors, FactorKind, FactorRule, OperatorSignature, TensorType
+from tap_planner.operators.types import (
+    DimFactors,
+    FactorKind,
+    FactorRule,
+    InternalCollective,
+    OperatorSignature,
+    Ring,
+    TensorType,
+)
 
-__all__ = ["Factors", "Sizes", "counts_batch", "given", "types_of"]
+__all__ = ["Factors", "Sizes", "counts_batch", "given", "ring_collectives", "types_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,11 @@ class Sizes:
     def present(self, width: int) -> tuple[int, ...]:
         """Shape of a cache that goes out."""
         return (self.batch, self.key_heads, self.total, width)
+
+    @property
+    def width_of_both(self) -> int:
+        """Elements of a key and its value, of one head."""
+        return self.width + self.value_width
 
     @property
     def scores(self) -> tuple[int, ...]:
@@ -114,14 +127,43 @@ class Factors:
         """Dims of what is added to the scores; it may hold fewer keys than there is room for."""
         return aligned(operand(self._signature, index).shape, (self.b, self.heads, self.s, ()))
 
-    def build(self, inputs: dict[int, Dims], caches: tuple[Dims, ...]) -> FactorRule:
-        """The rule: operands that ``inputs`` does not name are never split; outputs are result, caches, scores."""
+    def build(
+        self,
+        inputs: dict[int, Dims],
+        caches: tuple[Dims, ...],
+        keys: tuple[int, ...] = (),
+        made_of: tuple[int, ...] = (),
+    ) -> FactorRule:
+        """The rule: operands that ``inputs`` does not name are never split; outputs are result, caches, scores.
+
+        Args:
+            inputs: dims by position.
+            caches: dims of the caches that go out.
+            keys: operands that hold keys or values by position, which go round in a ring; (): there is no ring.
+            made_of: further operands that keys or values are made of.
+        """
         known = [
             None if found is None else inputs.get(index, ((),) * len(found.shape))
             for index, found in enumerate(self._signature.inputs)
         ]
         outputs = ((self.b, self.s, self.heads + self.e), *caches, (self.b, self.heads, self.s, self.all))
-        return self._builder.build(known, outputs[: len(self._signature.outputs)], layout=self._layout)
+        ring = self._ring(keys) if len(self._signature.outputs) <= 1 + len(caches) else ()
+        return self._builder.build(
+            known,
+            outputs[: len(self._signature.outputs)],
+            layout=self._layout,
+            rings=ring,
+            collectives=ring_collectives(ring, (*keys, *made_of), self.b + self.h, self._sizes.width_of_both),
+        )
+
+    def _ring(self, operands: tuple[int, ...]) -> tuple[Ring, ...]:
+        """Queries against keys that go round: where no keys lie in a cache, or are still to be filled in."""
+        whole = self._sizes.cached == 0 and self._sizes.keys == self._sizes.total
+        return tuple(
+            Ring(queries=queries, keys=keys, operands=operands)
+            for queries, keys in zip(self.s, self.all, strict=False)
+            if operands and whole
+        )
 
     def caches(self, length: DimFactors) -> tuple[Dims, Dims]:
         """Dims of cached keys and values."""
@@ -131,6 +173,25 @@ class Factors:
 def given(signature: OperatorSignature, index: int) -> TensorType | None:
     """Type of an operand, None if it is absent."""
     return signature.inputs[index] if index < len(signature.inputs) else None
+
+
+def ring_collectives(
+    rings: tuple[Ring, ...], made_of: tuple[int, ...], rows: DimFactors, width: int
+) -> tuple[InternalCollective, ...]:
+    """What goes round in a ring: keys and values.
+
+    Args:
+        rings: ways to split an attention in a ring.
+        made_of: operands that keys and values are made of.
+        rows: factors beside the keys: batch and key heads.
+        width: elements of a key and its value.
+    """
+    return tuple(
+        InternalCollective(
+            factor=ring.keys, kind="ring_exchange", elements=(*rows, ring.keys), multiplier=width, ring=made_of
+        )
+        for ring in rings
+    )
 
 
 def counts_batch(signature: OperatorSignature, index: int, batch: int) -> bool:

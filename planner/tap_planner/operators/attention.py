@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tap_planner.operators.attending import ring_collectives
 from tap_planner.operators.attributes import int_of, operand
 from tap_planner.operators.building import Dims, RuleBuilder, aligned, infer_first, shape_error
 from tap_planner.operators.types import (
@@ -13,6 +14,7 @@ from tap_planner.operators.types import (
     FactorRule,
     OperatorRecord,
     OperatorSignature,
+    Ring,
     TensorType,
 )
 
@@ -75,8 +77,9 @@ def _layout(sizes: _Sizes, batch: DimFactors, heads: DimFactors, positions: DimF
 def _attention_rule(signature: OperatorSignature) -> FactorRule:
     """``(b, (h g), s, d) (b, h, t, d) (b, h, t, e) -> (b, (h g), s, e)``: h key heads with g query heads each.
 
-    Queries are parallel, also where they see only keys of certain positions: a rank knows which queries it holds. The
-    two matrix products do ``d + e`` multiplications for each query and key; the widths by themselves are layout.
+    Queries are parallel, also where they see only keys of certain positions: a rank knows which queries it holds. In a
+    ring it holds a part of the keys as well; not where there is a cache or the scores are shown. The two matrix
+    products do ``d + e`` multiplications for each query and key; the widths by themselves are layout.
     """
     sizes = _sizes(signature)
     builder = RuleBuilder(signature)
@@ -116,7 +119,18 @@ def _attention_rule(signature: OperatorSignature) -> FactorRule:
         (batch, heads, keys, value_width),
         scores,
     )
-    return builder.build(inputs, outputs[: len(signature.outputs)], layout=layout)
+    rings = tuple(
+        Ring(queries=query, keys=key, operands=(1, 2))
+        for query, key in zip(queries, keys, strict=False)
+        if not sizes.past_keys and len(signature.outputs) < len(outputs)
+    )
+    return builder.build(
+        inputs,
+        outputs[: len(signature.outputs)],
+        layout=layout,
+        rings=rings,
+        collectives=ring_collectives(rings, (1, 2), batch + heads, sizes.key_width + sizes.value_width),
+    )
 
 
 def _attention_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
@@ -161,6 +175,7 @@ RECORDS: tuple[OperatorRecord, ...] = (
         kind=ComputeKind.CONTRACTION,
         saved_inputs=(0, 1, 2, 3, 4, 5),
         saved_outputs=(0,),
+        caches=((4, 1), (5, 2)),
     ),
     OperatorRecord(
         type="RotaryEmbedding",

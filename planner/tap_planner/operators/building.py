@@ -13,6 +13,7 @@ from tap_planner.operators.types import (
     FactorRule,
     InternalCollective,
     OperatorSignature,
+    Ring,
     TensorType,
 )
 
@@ -46,11 +47,13 @@ class RuleBuilder:
         self._signature = signature
         self._factors: list[Factor] = []
 
-    def factor(self, name: str, size: int, kind: FactorKind = FactorKind.PARALLEL) -> DimFactors:
+    def factor(
+        self, name: str, size: int, kind: FactorKind = FactorKind.PARALLEL, *, least_part: int = 0
+    ) -> DimFactors:
         """Adds a factor and returns it as the content of a dim; a size of 1 has no factor: ()."""
         if size == 1:
             return ()
-        self._factors.append(Factor(name=name, size=size, kind=kind))
+        self._factors.append(Factor(name=name, size=size, kind=kind, least_part=least_part))
         return (len(self._factors) - 1,)
 
     def fixed(self, name: str, size: int) -> DimFactors:
@@ -75,6 +78,7 @@ class RuleBuilder:
         partial: Iterable[Way] = (),
         collectives: tuple[InternalCollective, ...] = (),
         layout: Iterable[int] = (),
+        rings: tuple[Ring, ...] = (),
     ) -> FactorRule:
         """The finished rule.
 
@@ -85,6 +89,7 @@ class RuleBuilder:
             partial: ways in which P(sum) may pass; a way that would make an operand P that is not float is dropped.
             collectives: collectives inside the operator.
             layout: factors that are no loop of the computation.
+            rings: ways to split it in a ring.
         """
         return FactorRule(
             factors=tuple(self._factors),
@@ -94,6 +99,7 @@ class RuleBuilder:
             partial=self._usable(partial),
             collectives=collectives,
             layout=frozenset(layout),
+            rings=rings,
         )
 
     def _usable(self, ways: Iterable[Way]) -> tuple[Way, ...]:

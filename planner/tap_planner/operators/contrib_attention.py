@@ -40,7 +40,10 @@ def _projected_sizes(signature: OperatorSignature) -> Sizes:
 
 
 def _projected_rule(signature: OperatorSignature) -> FactorRule:
-    """``(b, s, i) (i, (parts h d)) -> (b, s, (h e))``: the columns of the weights are three blocks of heads."""
+    """``(b, s, i) (i, (parts h d)) -> (b, s, (h e))``: the columns of the weights are three blocks of heads.
+
+    The data hold queries and keys: in a ring a rank projects its own part and passes keys and values on.
+    """
     sizes = _projected_sizes(signature)
     columns = 2 * sizes.width + sizes.value_width
     projection = -(-operand(signature, 1).shape[0] * columns // sizes.total)
@@ -53,13 +56,13 @@ def _projected_rule(signature: OperatorSignature) -> FactorRule:
         products=sizes.width + sizes.value_width + projection,
     )
     packed = factors.packed()
-    inputs: dict[int, Dims] = {0: (factors.b, (), ()), 1: ((), packed), 2: (packed,)}
+    inputs: dict[int, Dims] = {0: (factors.b, factors.s, ()), 1: ((), packed), 2: (packed,)}
     if given(signature, 3) is not None:
         inputs[3] = factors.mask(3)
     inputs[4] = ((), *factors.caches(factors.past)[0])
     if given(signature, 5) is not None:
         inputs[5] = factors.bias(5)
-    return factors.build(inputs, (((), *factors.caches(factors.all)[0]),))
+    return factors.build(inputs, (((), *factors.caches(factors.all)[0]),), keys=(0,), made_of=(1, 2))
 
 
 def _projected_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
@@ -125,7 +128,8 @@ def _multi_head_rule(signature: OperatorSignature) -> FactorRule:
     if given(signature, 5) is not None:
         inputs[5] = factors.bias(5)
     inputs[6], inputs[7] = factors.caches(factors.past)
-    return factors.build(inputs, factors.caches(factors.all))
+    keys = tuple(index for index in (1, 2) if given(signature, index) is not None) if rank == 3 else (0,)
+    return factors.build(inputs, factors.caches(factors.all), keys=keys, made_of=(3,))
 
 
 def _multi_head_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
@@ -143,6 +147,7 @@ RECORDS: tuple[OperatorRecord, ...] = (
         saved_inputs=(0, 1, 2, 3, 4, 5),
         saved_outputs=(0,),
         trainable_operands=(1, 2),
+        caches=((4, 1),),
     ),
     OperatorRecord(
         type="com.microsoft::MultiHeadAttention",
@@ -152,6 +157,7 @@ RECORDS: tuple[OperatorRecord, ...] = (
         saved_inputs=(0, 1, 2, 3, 4, 5, 6, 7),
         saved_outputs=(0,),
         trainable_operands=(3,),
+        caches=((6, 1), (7, 2)),
     ),
 )
 """Records of attention over given or projected queries, keys and values."""

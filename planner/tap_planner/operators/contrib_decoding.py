@@ -66,7 +66,7 @@ def _group_rule(signature: OperatorSignature) -> FactorRule:
             inputs[index] = (*aligned(found.shape[:1], (factors.b,)), *((),) * (len(found.shape) - 1))
     if given(signature, 10) is not None:
         inputs[10] = factors.bias(10)
-    return factors.build(inputs, factors.caches(factors.all))
+    return factors.build(inputs, factors.caches(factors.all), keys=(0,) if packed else (1, 2), made_of=(15,))
 
 
 def _group_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
@@ -164,6 +164,7 @@ RECORDS: tuple[OperatorRecord, ...] = (
         saved_outputs=(0,),
         trainable_operands=(11, 14, 15),
         differentiable_operands=(0, 1, 2, 3, 4, 10, 11, 14, 15),
+        caches=((3, 1), (4, 2)),
     ),
     OperatorRecord(
         type="com.microsoft::DecoderMaskedMultiHeadAttention",
@@ -173,6 +174,7 @@ RECORDS: tuple[OperatorRecord, ...] = (
         saved_inputs=(0, 1, 2, 3, 4, 5, 6, 10),
         saved_outputs=(0,),
         trainable_operands=(10,),
+        caches=((5, 1), (6, 2)),
     ),
     OperatorRecord(
         type="com.microsoft::RotaryEmbedding",

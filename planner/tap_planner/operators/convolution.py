@@ -1,41 +1,33 @@
-"""Convolutions, pooling and resizing: batch and channels are split, space never."""
+"""Convolutions, pooling and resizing: batch, channels and, where halo rows can be exchanged, space are split."""
 
 from __future__ import annotations
 
 from tap_planner.errors import UnsupportedGraphError
-from tap_planner.operators.attributes import flag_of, int_of, ints_of, operand
+from tap_planner.operators.attributes import int_of, operand, text_of
 from tap_planner.operators.building import RuleBuilder, replicated_rule, shape_error
 from tap_planner.operators.types import (
     ComputeKind,
+    DimFactors,
     FactorKind,
     FactorRule,
     OperatorRecord,
     OperatorSignature,
     TensorType,
 )
+from tap_planner.operators.windows import gathered_space, scattered_space, spatial, window_counts
 
 __all__ = ["RECORDS"]
 
 _BIAS_WAYS = (("P", "R", "P"), ("R", "P", "P"))
 
 
-def _space(signature: OperatorSignature, name: str, default: int) -> tuple[int, ...]:
-    """A spatial attribute with one entry per spatial dim (two for pads)."""
-    rank = len(operand(signature, 0).shape) - 2
-    count = 2 * rank if name == "pads" else rank
-    values = ints_of(signature, name, (default,) * count)
-    if len(values) != count:
-        raise shape_error(signature, f"{count} entries in {name!r}, got {list(values)}")
-    return values
-
-
 def _conv_rule(signature: OperatorSignature) -> FactorRule:
-    """``(n, (g ci), space) ((g co), ci, kernel) [+ (g co)] -> (n, (g co), space)``.
+    """``(n, (g ci), (space stride)) ((g co), ci, kernel) [+ (g co)] -> (n, (g co), space)``.
 
-    The product of the factors is the number of multiplications, so that the dims of the input's space, which are
-    never split, hold no factor.
+    The product of the factors, without those for the stride, is the number of multiplications, so that dims of the
+    input's space that are never split hold no factor.
     """
-    data, weight, result = operand(signature, 0).shape, operand(signature, 1).shape, signature.outputs[0].shape
+    data, weight = operand(signature, 0).shape, operand(signature, 1).shape
     count = int_of(signature, "group", 1)
     builder = RuleBuilder(signature)
     batch, groups = builder.factor("n", data[0]), builder.factor("g", count)
@@ -44,18 +36,26 @@ def _conv_rule(signature: OperatorSignature) -> FactorRule:
     else:
         produced, consumed = builder.fixed("co", weight[0] // count), builder.fixed("ci", weight[1])
     kernel = builder.each("k", weight[2:], FactorKind.FIXED)
-    space = builder.each("s", result[2:], FactorKind.FIXED)
+    space = gathered_space(builder, signature, weight[2:], ("", "s"))
     inputs = [
-        (batch, groups + consumed, *((),) * (len(data) - 2)),
+        (batch, groups + consumed, *space.operand),
         (groups + produced, consumed, *kernel),
         *(None if bias is None else (groups + produced,) for bias in signature.inputs[2:]),
     ]
-    return builder.build(inputs, ((batch, groups + produced, *space),), additive=(2,), partial=_BIAS_WAYS)
+    return builder.build(
+        inputs,
+        ((batch, groups + produced, *space.result),),
+        additive=(2,),
+        partial=_BIAS_WAYS,
+        collectives=space.exchanges((batch, groups + consumed), data),
+        layout=space.layout,
+    )
 
 
 def _conv_transpose_rule(signature: OperatorSignature) -> FactorRule:
-    """``(n, (g ci), space) ((g ci), co, kernel) [+ (g co)] -> (n, (g co), space)``; the output's space is bare."""
-    data, weight, result = operand(signature, 0).shape, operand(signature, 1).shape, signature.outputs[0].shape
+    """``(n, (g ci), space) ((g ci), co, kernel) [+ (g co)] -> (n, (g co), (space stride))``; an output dim that is
+    never split is bare."""
+    data, weight = operand(signature, 0).shape, operand(signature, 1).shape
     count = int_of(signature, "group", 1)
     builder = RuleBuilder(signature)
     batch, groups = builder.factor("n", data[0]), builder.factor("g", count)
@@ -64,33 +64,20 @@ def _conv_transpose_rule(signature: OperatorSignature) -> FactorRule:
     else:
         produced, consumed = builder.fixed("co", weight[1]), builder.fixed("ci", weight[0] // count)
     kernel = builder.each("k", weight[2:], FactorKind.FIXED)
-    space = builder.each("s", data[2:], FactorKind.FIXED)
+    space = scattered_space(builder, signature, weight[2:], ("s", ""))
     inputs = [
-        (batch, groups + consumed, *space),
+        (batch, groups + consumed, *space.operand),
         (groups + consumed, produced, *kernel),
         *(None if bias is None else (groups + produced,) for bias in signature.inputs[2:]),
     ]
-    output = (batch, groups + produced, *((),) * (len(result) - 2))
-    return builder.build(inputs, (output,), additive=(2,), partial=_BIAS_WAYS)
-
-
-def _windows(signature: OperatorSignature, kernel: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes of the output's space."""
-    sizes = operand(signature, 0).shape[2:]
-    strides, dilations = _space(signature, "strides", 1), _space(signature, "dilations", 1)
-    pads, ceil = _space(signature, "pads", 0), flag_of(signature, "ceil_mode")
-    result: list[int] = []
-    for dim, size in enumerate(sizes):
-        begin, end, stride = pads[dim], pads[dim + len(sizes)], strides[dim]
-        span = size + begin + end - dilations[dim] * (kernel[dim] - 1) - 1
-        if span < 0:
-            raise shape_error(signature, f"space of at least the kernel {list(kernel)}")
-        count = (-(-span // stride) if ceil else span // stride) + 1
-        # A last window that would start in the padding at the end is left out (ONNX operators, MaxPool).
-        if ceil and (count - 1) * stride >= size + begin:
-            count -= 1
-        result.append(count)
-    return tuple(result)
+    return builder.build(
+        inputs,
+        ((batch, groups + produced, *space.result),),
+        additive=(2,),
+        partial=_BIAS_WAYS,
+        collectives=space.exchanges((batch, groups + consumed), data),
+        layout=space.layout,
+    )
 
 
 def _conv_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
@@ -99,14 +86,14 @@ def _conv_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorT
         raise shape_error(signature, "data and kernel of one rank, 3 or more")
     if data.shape[1] != weight.shape[1] * int_of(signature, "group", 1):
         raise shape_error(signature, "as many channels as the kernel takes")
-    space = _windows(signature, weight.shape[2:])
+    space = window_counts(signature, weight.shape[2:])
     return (TensorType(dtype=data.dtype, shape=(*data.shape[:1], *weight.shape[:1], *space)),)
 
 
 def _conv_transpose_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
     data, weight = operand(signature, 0), operand(signature, 1)
-    strides, dilations = _space(signature, "strides", 1), _space(signature, "dilations", 1)
-    pads, extra = _space(signature, "pads", 0), _space(signature, "output_padding", 0)
+    strides, dilations = spatial(signature, "strides", 1), spatial(signature, "dilations", 1)
+    pads, extra = spatial(signature, "pads", 0), spatial(signature, "output_padding", 0)
     rank = len(strides)
     space = tuple(
         strides[dim] * (data.shape[dim + 2] - 1)
@@ -122,22 +109,25 @@ def _conv_transpose_infer(signature: OperatorSignature, num_outputs: int) -> tup
 
 
 def _pool_rule(signature: OperatorSignature) -> FactorRule:
-    """Batch and channels are parallel, space is fixed. Positions of maxima count over the whole tensor: then fixed."""
-    result, *positions = (found.shape for found in signature.outputs)
-    if positions:
+    """Batch, channels and space are parallel. Positions of maxima count over the whole tensor: then all is fixed."""
+    if len(signature.outputs) > 1:
         return replicated_rule(signature)
     data = operand(signature, 0).shape
     builder = RuleBuilder(signature)
     leading = (builder.factor("n", data[0]), builder.factor("c", data[1]))
-    inputs = (*leading, *builder.each("in", data[2:], FactorKind.FIXED))
-    outputs = (*leading, *builder.each("out", result[2:], FactorKind.FIXED))
-    ways = (("P",),) if signature.type == "AveragePool" else ()
-    return builder.build((inputs,), (outputs,), partial=ways)
+    space = gathered_space(builder, signature, spatial(signature, "kernel_shape", 1), ("in", "out"))
+    return builder.build(
+        ((*leading, *space.operand),),
+        ((*leading, *space.result),),
+        partial=(("P",),) if signature.type == "AveragePool" else (),
+        collectives=space.exchanges(leading, data),
+        layout=space.layout,
+    )
 
 
 def _pool_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:
     data = operand(signature, 0)
-    shape = (*data.shape[:2], *_windows(signature, _space(signature, "kernel_shape", 1)))
+    shape = (*data.shape[:2], *window_counts(signature, spatial(signature, "kernel_shape", 1)))
     return (TensorType(dtype=data.dtype, shape=shape), TensorType(dtype="int64", shape=shape))[:num_outputs]
 
 
@@ -158,21 +148,49 @@ def _global_pool_infer(signature: OperatorSignature, num_outputs: int) -> tuple[
     return (TensorType(dtype=data.dtype, shape=(*data.shape[:2], *(1,) * (len(data.shape) - 2))),)
 
 
+def _repeats(signature: OperatorSignature, dim: int) -> int | None:
+    """How often each row of a dim comes, one after another; None where a row is made in another way.
+
+    A dim that keeps its size keeps its rows, unless a part of it is enlarged or a scale a little over 1 is stated. Of
+    the nearest row by a whole factor f, result o is row ``floor(o / f)``: with centres of pixels because
+    ``(o mod f + 1/2) / f`` lies between 0 and 1, whichever way halves are rounded (ONNX Resize, nearest_mode).
+    """
+    size, new = operand(signature, 0).shape[dim], signature.outputs[0].shape[dim]
+    scales = signature.attribute("scales")
+    if size == 0 or new % size or (isinstance(scales, tuple) and scales and float(scales[dim]) != new // size):
+        return None
+    upsample = signature.type == "Upsample"
+    positions = "asymmetric" if upsample else text_of(signature, "coordinate_transformation_mode", "half_pixel")
+    if size == new:
+        return None if positions == "tf_crop_and_resize" else 1
+    if text_of(signature, "mode", "nearest") != "nearest":
+        return None
+    rounding = "floor" if upsample else text_of(signature, "nearest_mode", "round_prefer_floor")
+    if positions == "asymmetric" and rounding == "floor":
+        return new // size
+    centred = positions in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round_prefer")
+    return new // size if centred and new > 1 else None
+
+
 def _resize_rule(signature: OperatorSignature) -> FactorRule:
-    """Dims that keep their size are parallel, the others are fixed; linear."""
+    """Dims that keep their size or repeat their rows are parallel, the others are fixed; linear."""
     data, result = operand(signature, 0).shape, signature.outputs[0].shape
     builder = RuleBuilder(signature)
-    pairs = list(enumerate(zip(data, result, strict=True)))
-    inputs = tuple(
-        builder.factor(f"d{dim}", size, FactorKind.PARALLEL if size == new else FactorKind.FIXED)
-        for dim, (size, new) in pairs
-    )
-    outputs = tuple(inputs[dim] if size == new else builder.fixed(f"out{dim}", new) for dim, (size, new) in pairs)
+    inputs: list[DimFactors] = []
+    outputs: list[DimFactors] = []
+    layout: list[int] = []
+    for dim, (size, new) in enumerate(zip(data, result, strict=True)):
+        times = _repeats(signature, dim)
+        inputs.append(builder.factor(f"d{dim}", size, FactorKind.FIXED if times is None else FactorKind.PARALLEL))
+        copies = builder.fixed(f"out{dim}", new) if times is None else builder.fixed(f"t{dim}", times)
+        outputs.append(copies if times is None else inputs[dim] + copies)
+        layout.extend(() if times is None else copies)
     others = tuple(
         None if found is None else builder.each(f"in{index}_", found.shape, FactorKind.FIXED)
         for index, found in enumerate(signature.inputs[1:], start=1)
     )
-    return builder.build((inputs, *others), (outputs,), partial=(("P", *("R",) * len(others)),))
+    ways = (("P", *("R",) * len(others)),)
+    return builder.build((tuple(inputs), *others), (tuple(outputs),), partial=ways, layout=layout)
 
 
 def _resize_infer(signature: OperatorSignature, num_outputs: int) -> tuple[TensorType, ...]:

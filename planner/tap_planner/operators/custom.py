@@ -54,7 +54,7 @@ DTYPES = (
 """Element types that an output may be given."""
 _TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[()?]|\S)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED = frozenset(("none", "partial"))
+_RESERVED = frozenset(("none", "partial", "ring"))
 """Strategies that are no factors."""
 _MAX_SIZE = 10**15
 

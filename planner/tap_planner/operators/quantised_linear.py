@@ -75,10 +75,18 @@ class _Counterpart:
             Factor(name=item.name, size=item.size, kind=FactorKind.FIXED) if item.name[0] in self.whole else item
             for item in base.factors
         )
+        split = frozenset(index for index, item in enumerate(factors) if item.kind is not FactorKind.FIXED)
         additive = {positions[index] for index in base.additive}
         if self.bias is not None and self.bias < len(inputs) and inputs[self.bias] is not None:
             additive.add(self.bias)
-        return replace(base, factors=factors, inputs=tuple(inputs), additive=frozenset(additive), partial=())
+        return replace(
+            base,
+            factors=factors,
+            inputs=tuple(inputs),
+            additive=frozenset(additive),
+            partial=(),
+            collectives=tuple(item for item in base.collectives if item.factor in split),
+        )
 
     def _scale_dims(
         self, signature: OperatorSignature, position: int, shape: tuple[int, ...], base: FactorRule
@@ -142,9 +150,14 @@ _GEMM = _Counterpart(
 )
 
 
+_NO_HALO = frozenset("s")
+"""Space of windows: what lies in the padding is the zero point, which an exchange of rows does not know."""
+
+
 def _activation(base: str) -> _Counterpart:
     """X, its scale and zero point, the result's scale and zero point."""
-    return _Counterpart(base=base, data=_at(0), dtype=_type_of(4))
+    whole = _NO_HALO if base == "AveragePool" else frozenset[str]()
+    return _Counterpart(base=base, data=_at(0), dtype=_type_of(4), whole=whole)
 
 
 def _broadcast(base: str) -> _Counterpart:
@@ -179,12 +192,18 @@ def _microsoft(name: str) -> str:
 RECORDS: tuple[OperatorRecord, ...] = (
     _record(
         "QLinearConv",
-        _Counterpart(base="Conv", data=_at(0, 3, 8), dtype=_type_of(7), varies={4: (1, 0), 5: (1, 0)}),
+        _Counterpart(
+            base="Conv",
+            data=_at(0, 3, 8),
+            dtype=_type_of(7),
+            varies={4: (1, 0), 5: (1, 0)},
+            whole=_NO_HALO,
+        ),
         quantised=tuple(range(9)),
     ),
     _record(
         "ConvInteger",
-        _Counterpart(base="Conv", data=_at(0, 1), dtype=_int32, varies={3: (1, 0)}),
+        _Counterpart(base="Conv", data=_at(0, 1), dtype=_int32, varies={3: (1, 0)}, whole=_NO_HALO),
         quantised=tuple(range(4)),
     ),
     _record(

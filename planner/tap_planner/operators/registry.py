@@ -21,6 +21,7 @@ from tap_planner.operators import (
     loss,
     movement,
     normalization,
+    output,
     quantised,
     quantised_linear,
     quantised_packed,
@@ -74,6 +75,7 @@ _FAMILIES = (
     control,
     state_space,
     loss,
+    output,
 )
 
 

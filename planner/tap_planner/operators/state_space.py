@@ -90,6 +90,7 @@ RECORDS: tuple[OperatorRecord, ...] = (
         infer=_linear_infer,
         kind=ComputeKind.CONTRACTION,
         saved_inputs=(0, 1, 2, 3, 4, 5),
+        caches=((3, 1),),
     ),
     OperatorRecord(
         type="CausalConvWithState",
@@ -98,6 +99,7 @@ RECORDS: tuple[OperatorRecord, ...] = (
         kind=ComputeKind.CONTRACTION,
         saved_inputs=(0, 1, 3),
         trainable_operands=(1, 2),
+        caches=((3, 1),),
     ),
 )
 """Records of linear attention and causal convolution."""

@@ -8,7 +8,7 @@ rule never looks at a tensor's values.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
@@ -75,22 +75,95 @@ class Factor:
     """Unique within the rule: ``b``, ``m``, ``k``, ``d0``, ..."""
     size: int
     kind: FactorKind
+    least_part: int = 0
+    """Where above 0, neighbouring parts meet (a halo): every split must leave equal, contiguous parts of at least so
+    many, so that a part needs no more than its direct neighbours hold."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InternalCollective:
-    """A collective inside an operator, run over the axes that split ``factor`` (vocabulary-sharded cross-entropy)."""
-
-    factor: int
-    kind: str
-    """``all_reduce``."""
-    elements: tuple[int, ...]
-    """Factors whose local sizes multiply to the number of elements."""
-    multiplier: int = 1
+    def allows(self, ranks: int, blocks: int = 1) -> bool:
+        """Whether ``least_part`` lets ``ranks`` ranks (over all axes that split the factor) share it in ``blocks``."""
+        if self.least_part == 0 or ranks == 1:
+            return True
+        return blocks == 1 and self.size % ranks == 0 and self.size // ranks >= self.least_part
 
 
 DimFactors = tuple[int, ...]
 """Factors (indices into ``FactorRule.factors``) that make up one dim, outermost first; () for a broadcast dim of 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternalCollective:
+    """A collective inside an operator, run over the axes that split ``factor`` (vocabulary-sharded cross-entropy, the
+    halo of a convolution) or on which parts of it go round (the keys of a ring)."""
+
+    factor: int
+    kind: str
+    """``all_reduce``, ``halo_exchange`` or ``ring_exchange``."""
+    elements: tuple[int, ...]
+    """Factors whose local sizes multiply to the number of elements."""
+    multiplier: int = 1
+    halo: tuple[int, int] | None = None
+    """Rows of the dim that a part needs from the previous and from the next one: they multiply too. A part between two
+    others receives both, so that is what counts; of two parts each has one neighbour, and the larger counts."""
+    widened: tuple[tuple[DimFactors, int], ...] = ()
+    """Dims (they multiply too) to which an earlier exchange has added rows, where their first factor is split."""
+    backward_of: int | None = None
+    """The operand whose gradient needs the same collective again in backward; None: backward has none."""
+    ring: tuple[int, ...] | None = None
+    """For ``ring_exchange``: operands that what goes round is made of. It goes round in forward, again in backward, and
+    there its gradient goes round as well if one of these operands gets a gradient."""
+
+    def times(self, ranks: Sequence[int], needed: Sequence[bool] | None = None) -> int:
+        """How often it is issued; axes of one rank split nothing, and such a part has no neighbours.
+
+        Args:
+            ranks: over how many ranks every factor is spread (1: not at all).
+            needed: None for forward; for backward, per operand, whether its gradient is made.
+        """
+        if self.ring is not None:
+            return (ranks[self.factor] - 1) * (1 if needed is None else self._rounds_back(needed))
+        if self.halo is not None and ranks[self.factor] == 1:
+            return 0
+        return int(needed is None or (self.backward_of is not None and needed[self.backward_of]))
+
+    def _rounds_back(self, needed: Sequence[bool]) -> int:
+        assert self.ring is not None
+        return int(any(needed)) + int(any(needed[operand] for operand in self.ring if operand < len(needed)))
+
+    def num_elements(self, sizes: Sequence[int], ranks: Sequence[int]) -> int:
+        """Logical payload on one rank, each time.
+
+        Args:
+            sizes: local size of every factor of the rule.
+            ranks: over how many ranks every factor is spread (1: not at all).
+        """
+        count = self.multiplier
+        for factor in self.elements:
+            count *= sizes[factor]
+        if self.ring is not None:
+            count //= ranks[self.factor]
+        if self.halo is not None:
+            count *= sum(self.halo) if ranks[self.factor] > 2 else max(self.halo)
+        for dim, rows in self.widened:
+            length = 1
+            for factor in dim:
+                length *= sizes[factor]
+            count *= length + (rows if ranks[dim[0]] > 1 else 0)
+        return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """A way to split an operator in which every part of one factor meets every part of another in turn.
+
+    Each rank holds a part of both; the parts of ``keys`` go round. Only even splits are possible.
+    """
+
+    queries: int
+    """Factor that is divided: a rank computes its part of it against all of ``keys``."""
+    keys: int
+    """Factor of which every rank computes all, though it holds a part of it."""
+    operands: tuple[int, ...]
+    """Operands that are held by parts of ``keys`` (or of ``queries``, where one operand holds both)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +184,8 @@ class FactorRule:
     """Collectives inside the operator, in order."""
     layout: frozenset[int] = frozenset()
     """Factors that only lay out a packed operand: no loop of the computation, so they do not count as work."""
+    rings: tuple[Ring, ...] = ()
+    """Ways to split it in a ring."""
 
 
 class ComputeKind(enum.Enum):
@@ -144,6 +219,8 @@ class OperatorRecord:
     """Operands that a gradient can reach; None means every float operand."""
     random: bool = False
     """Whether it draws random numbers, a function of each element's position in the whole batch."""
+    caches: tuple[tuple[int, int], ...] = ()
+    """(operand, output) pairs of states that a step finds and leaves for the next one: the keys of a decoder."""
     quantised_operands: tuple[int, ...] = ()
     """Operands that hold quantised data, scales or zero points: stored ones are parameters of whatever size, which are
     never trained and whose values count for nothing."""

@@ -39,6 +39,7 @@ from tap_planner.plan.document import (
     Digests,
     FoldedDecisions,
     IdleDevices,
+    IdlePlaces,
     MeshSection,
     ModelInput,
     ParameterEntry,
@@ -59,13 +60,15 @@ from tap_planner.plan.options import (
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
+    TARGETS,
     ApplyRequest,
-    Constraint,
+    Auto,
     PlanOptions,
     PlanRequest,
-    parse_constraint,
 )
 from tap_planner.plan.ordering import canonical_decisions
+from tap_planner.plan.rule_files import load_constraints, parse_constraints
+from tap_planner.plan.rules import Constraint, parse_constraint, parse_rule, replicate_rule
 from tap_planner.plan.schema import schema
 
 __all__ = [
@@ -78,7 +81,9 @@ __all__ = [
     "PRECISIONS",
     "RECOMPUTES",
     "SCHEMA_URI",
+    "TARGETS",
     "ApplyRequest",
+    "Auto",
     "AxisDecision",
     "BlockDisplay",
     "BlockEntry",
@@ -97,6 +102,7 @@ __all__ = [
     "ExpandedParts",
     "FoldedDecisions",
     "IdleDevices",
+    "IdlePlaces",
     "LossDecision",
     "MeshSection",
     "ModelInput",
@@ -132,8 +138,12 @@ __all__ = [
     "fold_decisions",
     "from_text",
     "idle_devices",
+    "load_constraints",
     "parse_constraint",
+    "parse_constraints",
+    "parse_rule",
     "read_plan",
+    "replicate_rule",
     "row_major_ranks",
     "schema",
     "to_text",

@@ -88,7 +88,7 @@ class ParameterDecision:
     """Placement of the gradient before its reduction; P(sum) on the data axes. None if not trainable."""
     zero_level: int
     zero_axes: tuple[int, ...]
-    """Axes over which ZeRO shards; empty at level 0."""
+    """Axes over which ZeRO shards, some or all of the data axes; empty at level 0."""
     bucket: int | None
     """Bucket in which the gradient is reduced; None if it needs no reduction."""
 
@@ -109,11 +109,19 @@ class BucketDecision:
 
     id: int
     axes: tuple[int, ...]
+    """Data axes: the gradients are summed over them."""
     dtype: str
     zero_level: int
+    zero_axes: tuple[int, ...]
+    """Axes over which ZeRO shards; empty at level 0. Over the rest of ``axes`` the shards are replicated."""
     parameters: tuple[str, ...]
     elements: int
     """Local elements on the rank at coordinate 0, padded to a multiple of the shards where ZeRO >= 1."""
+
+    @property
+    def rest_axes(self) -> tuple[int, ...]:
+        """Axes over which the shards of gradients are summed once a step (hybrid sharding)."""
+        return tuple(axis for axis in self.axes if axis not in self.zero_axes) if self.zero_level else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +133,7 @@ class Region:
     """Index of the run of repeats that it belongs to; None outside runs."""
     occurrence: int
     recompute: str
-    """``none`` or ``full``."""
+    """``none``, ``selective`` (``schedule.rerun_operators`` run again) or ``full``; outside runs ``none``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

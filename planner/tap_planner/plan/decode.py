@@ -22,6 +22,7 @@ from tap_planner.plan.document import (
     Digests,
     FoldedDecisions,
     IdleDevices,
+    IdlePlaces,
     MeshSection,
     ModelInput,
     ParameterEntry,
@@ -101,7 +102,15 @@ def _mesh(value: Value) -> MeshSection:
         devices *= axis.size
     if len(ranks) != devices:
         fail(f"{value.place}.ranks", len(ranks), f"{devices} ranks, the product of the axes")
-    return MeshSection(axes=axes, ranks=ranks)
+    left_out = value.get("idle_devices")
+    return MeshSection(axes=axes, ranks=ranks, idle_devices=() if left_out is None else left_out.each(_idle_places))
+
+
+def _idle_places(value: Value) -> IdlePlaces:
+    first, last = value["first"].integers(), value["last"].integers()
+    if len(first) != len(last) or any(low > high for low, high in zip(first, last, strict=True)):
+        fail(f"{value.place}.last", list(last), f"a place from {list(first)} on")
+    return IdlePlaces(first=first, last=last)
 
 
 def _idle(value: Value, mesh: MeshSection) -> IdleDevices:
@@ -306,13 +315,18 @@ def _step(value: Value, axes: Sequence[str]) -> Step:
 
 def _bucket(value: Value, axes: Sequence[str]) -> BucketEntry:
     count, step = value.get("count"), value.get("step")
+    data_axes, level, given = value["axes"].axes(axes), value["zero"].integer(most=3), value.get("zero_axes")
+    zero_axes = data_axes if given is None else given.axes(axes)
+    if not set(zero_axes) <= set(data_axes):
+        fail(f"{value.place}.zero_axes", [axes[axis] for axis in zero_axes], "some of the bucket's axes")
     return BucketEntry(
         id=value["id"].integer(),
         count=1 if count is None else count.integer(1, MAX_SERIES),
         step=1 if step is None else step.integer(1),
-        axes=value["axes"].axes(axes),
+        axes=data_axes,
         dtype=value["dtype"].text(),
-        zero_level=value["zero"].integer(most=3),
+        zero_level=level,
+        zero_axes=zero_axes if level else (),
         elements=value["elements"].integer(),
     )
 
@@ -337,6 +351,7 @@ def _predicted(value: Value) -> Predicted:
         communication_ns=value["communication_ns"].integer(),
         hidden_ns=value["hidden_ns"].integer(),
         memory_bytes=value["memory_bytes"].counts(),
+        tokens=None if value.get("tokens") is None else value["tokens"].integer(),
     )
 
 

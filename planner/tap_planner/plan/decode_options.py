@@ -6,8 +6,9 @@ from typing import Literal, cast
 
 from tap_planner.errors import PlanFormatError
 from tap_planner.operators import ComputeKind, CustomRule, FactorKind, RuleProblemError, custom_rule
-from tap_planner.plan.options import LOSSES, MODES, OPTIMIZERS, PRECISIONS, RECOMPUTES, Auto, Constraint, PlanOptions
+from tap_planner.plan.options import LOSSES, MODES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TARGETS, Auto, PlanOptions
 from tap_planner.plan.reader import MAX_INTEGER, REMEDY, Value, fail
+from tap_planner.plan.rules import Constraint
 
 _RULES = ("forbid", "require")
 _FACTOR_KINDS = tuple(kind.value for kind in FactorKind)
@@ -18,6 +19,7 @@ def options_from_json(value: Value) -> PlanOptions:
     """Read the options section."""
     loss = value.get("loss")
     batch, mesh, batch_dim = value.get("batch"), value.get("mesh"), value.get("batch_dim")
+    target = value.get("target")
     return PlanOptions(
         mode=value["mode"].text(MODES),
         batch=None if batch is None else batch.integer(1),
@@ -31,9 +33,11 @@ def options_from_json(value: Value) -> PlanOptions:
         recompute=value["recompute"].text(("auto", *RECOMPUTES)),
         mesh=mesh and mesh.text(),
         max_axes=value["max_axes"].integer(1),
+        allow_idle=(idle := value.get("allow_idle")) is not None and idle.flag(),
         gap_basis_points=value["gap_basis_points"].integer(0),
         max_memory_bytes=_memory_limit(value["max_memory_bytes"]),
         constraints=value["constraints"].each(_constraint),
+        target=target and target.text(TARGETS),
         dims=value["dims"].counts(),
         shapes={name: shape.integers() for name, shape in value["shapes"].entries()},
         values={name: _numbers(number) for name, number in value["values"].entries()},
@@ -94,11 +98,13 @@ def _memory_limit(value: Value) -> int | Literal["device", "none"]:
 
 
 def _constraint(value: Value) -> Constraint:
-    kind = cast(Literal["batch", "operator"], value["kind"].text(("batch", "operator")))
+    kind = cast(Literal["batch", "operator", "replicate"], value["kind"].text(("batch", "operator", "replicate")))
+    named = value.get("value")
     return Constraint(
         kind=kind,
-        pattern=value["operators"].text() if kind == "operator" else "",
-        axis=value["axis"].text(),
-        value=value["value"].text() if kind == "operator" else "",
+        pattern="" if kind == "batch" else value["operators"].text(),
+        axis="" if kind == "replicate" else value["axis"].text(),
+        value=named.text() if kind == "operator" and named is not None else "",
         forbid=value["rule"].text(_RULES) == "forbid",
+        origin="the plan's constraint",
     )

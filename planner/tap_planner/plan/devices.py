@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,21 +27,30 @@ class DeviceKind:
 
 
 def device_kinds(document: PlanDocument) -> tuple[DeviceKind, ...]:
-    """The kinds of device of a plan's cluster, in rank order.
+    """The kinds of device that a plan uses, in rank order.
 
     Every device holds equal parts (uneven ones at most as much), so that the memory of a plan must fit each kind.
     """
     cluster = document.cluster
     groups = cluster.get("node_groups")
     if isinstance(groups, Sequence) and not isinstance(groups, str):
+        records = [group for group in groups if isinstance(group, Mapping)]
+        used = _used_of_groups(document, records)
         return tuple(
-            _kind(
-                document, group, str(group.get("name", "")), _count(group, "nodes") * _count(group, "devices_per_node")
-            )
-            for group in groups
-            if isinstance(group, Mapping)
+            _kind(document, group, str(group.get("name", "")), count)
+            for group, count in zip(records, used, strict=True)
+            if count
         )
     return (_kind(document, cluster, "", len(document.mesh.ranks)),)
+
+
+def _used_of_groups(document: PlanDocument, groups: Sequence[Mapping[str, object]]) -> list[int]:
+    """Devices of each node group that the mesh uses; ranks say on which node they lie, nodes count through groups."""
+    ends = list(itertools.accumulate(_count(group, "nodes") for group in groups))
+    used = [0] * len(groups)
+    for place in document.mesh.ranks:
+        used[bisect.bisect_right(ends, place[0])] += 1
+    return used
 
 
 def _kind(document: PlanDocument, owner: Mapping[str, object], group: str, num_devices: int) -> DeviceKind:

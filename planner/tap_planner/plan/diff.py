@@ -194,9 +194,16 @@ def _mesh(document: PlanDocument) -> dict[str, Scalar]:
         "microbatches": document.pipeline.microbatches,
         "schedule": document.pipeline.schedule,
         "stages": len(document.pipeline.stages),
-        "ranks": " ".join(".".join(map(str, place)) for place in document.mesh.ranks),
+        "ranks": " ".join(map(_place, document.mesh.ranks)),
     }
+    if document.mesh.idle_devices:
+        boxes = (f"{_place(box.first)} to {_place(box.last)}" for box in document.mesh.idle_devices)
+        values["idle_devices"] = ", ".join(boxes)
     return values | {f"levels.{axis.name}": ", ".join(axis.levels) for axis in document.mesh.axes}
+
+
+def _place(place: tuple[int, ...]) -> str:
+    return ".".join(map(str, place))
 
 
 def _certificate(document: PlanDocument) -> dict[str, Scalar]:

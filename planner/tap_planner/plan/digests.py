@@ -15,6 +15,7 @@ from tap_planner.plan.document import (
     CollectiveEntry,
     Digests,
     IdleDevices,
+    IdlePlaces,
     MeshSection,
     ModelInput,
     PipelineSection,
@@ -88,6 +89,7 @@ def build_document(
     predicted: Predicted,
     certificate: Certificate,
     idle: tuple[IdleDevices, ...] = (),
+    left_out: tuple[IdlePlaces, ...] = (),
 ) -> PlanDocument:
     """Fold decisions into a complete document with digests.
 
@@ -102,7 +104,8 @@ def build_document(
         collectives: counted from the Program.
         predicted: cost of the plan.
         certificate: proof of its quality.
-        idle: devices that have nothing to do.
+        idle: devices of the mesh that have nothing to do.
+        left_out: devices of the cluster outside the mesh.
     """
     loss = decisions.loss
     return with_digests(
@@ -116,7 +119,7 @@ def build_document(
                 loss=None if loss is None else loss.kind,
                 loss_output=None if loss is None else loss.output,
             ),
-            mesh=MeshSection(axes=decisions.axes, ranks=ranks),
+            mesh=MeshSection(axes=decisions.axes, ranks=ranks, idle_devices=left_out),
             pipeline=PipelineSection(
                 stages=_stages(decisions),
                 microbatches=decisions.microbatches,

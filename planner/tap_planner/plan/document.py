@@ -26,6 +26,8 @@ FORMAT_VERSION = "1.0"
 KIND = "tap.plan"
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "workspace")
+"""Kinds of a device's memory in training, besides ``unsharded`` where ZeRO makes whole copies for a time; in inference
+there are ``parameters``, ``caches``, ``inputs``, ``outputs``."""
 PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
 
 BlockKey = tuple[str, int]
@@ -75,12 +77,34 @@ class IdleDevices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdlePlaces:
+    """Devices of the cluster outside the mesh: all places from ``first`` to ``last`` in every coordinate."""
+
+    first: tuple[int, ...]
+    """Outermost level first, (node, device)."""
+    last: tuple[int, ...]
+    """Included."""
+
+    @property
+    def num_devices(self) -> int:
+        """Places in the box."""
+        return math.prod(last - first + 1 for first, last in zip(self.first, self.last, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSection:
     """The devices as a grid."""
 
     axes: tuple[AxisDecision, ...]
     ranks: tuple[tuple[int, ...], ...]
     """Where each rank (row-major over the axes) lies in the cluster: outermost level first, (node, device)."""
+    idle_devices: tuple[IdlePlaces, ...] = ()
+    """Devices of the cluster that the mesh leaves out."""
+
+    @property
+    def num_left_out(self) -> int:
+        """Devices of the cluster outside the mesh."""
+        return sum(places.num_devices for places in self.idle_devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +197,7 @@ class BucketEntry:
     axes: tuple[int, ...]
     dtype: str
     zero_level: int
+    zero_axes: tuple[int, ...]
     elements: int
 
 
@@ -204,6 +229,8 @@ class Predicted:
     """Communication that runs behind compute."""
     memory_bytes: Mapping[str, int]
     """Per device, by kind (``MEMORY_KINDS``)."""
+    tokens: int | None = None
+    """New tokens of a step over the whole batch, in inference with caches; None else."""
 
     @property
     def total_memory_bytes(self) -> int:
@@ -269,10 +296,10 @@ class PlanDocument:
 
     @property
     def num_idle(self) -> int:
-        """Devices that have nothing to do."""
+        """Devices that have nothing to do: those outside the mesh, and those of it that repeat others' work."""
         used = {entry.axis: entry.first for entry in self.idle}
         busy = math.prod(used.get(axis.name, axis.size) for axis in self.mesh.axes)
-        return len(self.mesh.ranks) - busy
+        return len(self.mesh.ranks) - busy + self.mesh.num_left_out
 
     @property
     def axis_names(self) -> tuple[str, ...]:

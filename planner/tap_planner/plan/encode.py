@@ -13,6 +13,7 @@ from tap_planner.plan.document import (
     BucketEntry,
     CollectiveEntry,
     IdleDevices,
+    IdlePlaces,
     MeshSection,
     ParameterEntry,
     PipelineSection,
@@ -22,7 +23,8 @@ from tap_planner.plan.document import (
     row_major_ranks,
 )
 from tap_planner.plan.names import encode_list, encode_names
-from tap_planner.plan.options import Constraint, PlanOptions
+from tap_planner.plan.options import PlanOptions
+from tap_planner.plan.rules import Constraint
 from tap_planner.sharding import Placements, Step
 
 Json = dict[str, object]
@@ -110,6 +112,10 @@ def options_to_json(options: PlanOptions) -> Json:
         "freeze": list(options.freeze),
         "train": list(options.train),
     }
+    if options.target is not None:
+        json["target"] = options.target
+    if options.allow_idle:
+        json["allow_idle"] = True
     if options.custom_rules:
         json["custom_rules"] = [rule_to_json(rule) for rule in options.custom_rules]
     return json
@@ -117,10 +123,11 @@ def options_to_json(options: PlanOptions) -> Json:
 
 def _constraint(constraint: Constraint) -> Json:
     json: Json = {"kind": constraint.kind}
-    if constraint.kind == "operator":
+    if constraint.kind != "batch":
         json["operators"] = constraint.pattern
-    json["axis"] = constraint.axis
-    if constraint.kind == "operator":
+    if constraint.kind != "replicate":
+        json["axis"] = constraint.axis
+    if constraint.value:
         json["value"] = constraint.value
     json["rule"] = "forbid" if constraint.forbid else "require"
     return json
@@ -130,7 +137,14 @@ def _mesh(mesh: MeshSection) -> Json:
     return {
         "axes": [{"name": axis.name, "size": axis.size, "levels": list(axis.levels)} for axis in mesh.axes],
         "ranks": _ranks(mesh.ranks),
+        **_idle_places(mesh.idle_devices),
     }
+
+
+def _idle_places(idle: Sequence[IdlePlaces]) -> Json:
+    """Absent where the mesh uses all devices."""
+    entries = [{"first": list(places.first), "last": list(places.last)} for places in idle]
+    return {"idle_devices": entries} if entries else {}
 
 
 def _ranks(ranks: Sequence[tuple[int, ...]]) -> object:
@@ -284,12 +298,10 @@ def _bucket(entry: BucketEntry, axes: Sequence[str]) -> Json:
     json: Json = {"id": entry.id}
     if entry.count > 1:
         json |= {"count": entry.count, "step": entry.step}
-    return json | {
-        "axes": [axes[axis] for axis in entry.axes],
-        "dtype": entry.dtype,
-        "zero": entry.zero_level,
-        "elements": entry.elements,
-    }
+    json |= {"axes": [axes[axis] for axis in entry.axes], "dtype": entry.dtype, "zero": entry.zero_level}
+    if entry.zero_level and entry.zero_axes != entry.axes:
+        json["zero_axes"] = [axes[axis] for axis in entry.zero_axes]
+    return json | {"elements": entry.elements}
 
 
 def _collective(entry: CollectiveEntry) -> Json:
@@ -319,6 +331,7 @@ def _predicted(document: PlanDocument) -> Json:
         "communication_ns": predicted.communication_ns,
         "hidden_ns": predicted.hidden_ns,
         "memory_bytes": dict(predicted.memory_bytes),
+        **({} if predicted.tokens is None else {"tokens": predicted.tokens}),
     }
 
 

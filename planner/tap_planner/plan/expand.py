@@ -255,6 +255,7 @@ def _expand_buckets(
                 axes=entry.axes,
                 dtype=entry.dtype,
                 zero_level=entry.zero_level,
+                zero_axes=entry.zero_axes,
                 parameters=members.pop(number, ()),
                 elements=entry.elements,
             )

@@ -321,6 +321,7 @@ def _buckets(buckets: Sequence[BucketDecision]) -> tuple[BucketEntry, ...]:
             axes=content.axes,
             dtype=content.dtype,
             zero_level=content.zero_level,
+            zero_axes=content.zero_axes,
             elements=content.elements,
         )
         for content, ids in alike.items()

@@ -2,72 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tap_planner.errors import UsageError
 from tap_planner.operators import CustomRule
+from tap_planner.plan.rules import Constraint
 
 MODES = ("train", "infer")
 OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 LOSSES = ("mean", "sum", "cross-entropy")
-RECOMPUTES = ("none", "full")
+RECOMPUTES = ("none", "selective", "full")
+TARGETS = ("torchtitan", "megatron", "deepspeed", "transformers")
 
 Auto = Literal["auto"]
 """The search chooses."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constraint:
-    """A rule that every plan of the space must keep: an axis on which a factor may not, or must, be split."""
-
-    kind: Literal["batch", "operator"]
-    """``batch``: the factor that carries the batch, in every operator."""
-    pattern: str = ""
-    """Shell pattern for operator ids, names or types (kind ``operator``)."""
-    axis: str
-    value: str = ""
-    """Strategy value on the axis: a factor, ``none`` or ``partial`` (kind ``operator``)."""
-    forbid: bool
-    """True: the choice is not allowed; False: it is the only one allowed."""
-
-    def __str__(self) -> str:
-        sign = "!=" if self.forbid else "="
-        if self.kind == "batch":
-            return f"batch{sign}{self.axis}"
-        return f"{self.pattern}:{self.axis}{sign}{self.value}"
-
-
-_BATCH = re.compile(r"batch(?P<sign>!?=)(?P<axis>[A-Za-z_]\w*)")
-_OPERATOR = re.compile(r"(?P<pattern>.+):(?P<axis>[A-Za-z_]\w*)(?P<sign>!?=)(?P<value>[\w\[\]]+)")
-
-
-def parse_constraint(text: str) -> Constraint:
-    """Read ``batch!=AXIS``, ``PATTERN:AXIS=FACTOR`` or ``PATTERN:AXIS!=FACTOR``.
-
-    Raises:
-        UsageError: the text is none of these.
-    """
-    match = _BATCH.fullmatch(text)
-    if match:
-        return Constraint(kind="batch", axis=match["axis"], forbid=match["sign"] == "!=")
-    match = _OPERATOR.fullmatch(text)
-    if match is None:
-        raise UsageError(
-            f"--constraint {text!r} is not understood, expected batch!=AXIS or PATTERN:AXIS=FACTOR",
-            hint="For example: --constraint 'batch!=tp' or --constraint 'MatMul:tp=n'.",
-        )
-    return Constraint(
-        kind="operator",
-        pattern=match["pattern"],
-        axis=match["axis"],
-        value=match["value"],
-        forbid=match["sign"] == "!=",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +43,20 @@ class PlanOptions:
     """ZeRO level 0 to 3."""
     microbatches: int | Auto = "auto"
     recompute: str = "auto"
-    """``auto``, ``none`` or ``full``."""
+    """``auto``, ``none``, ``selective`` or ``full``."""
     mesh: str | None = None
     """``dp=2,tp=2``; None: the search chooses."""
     max_axes: int = 2
     """Most axes of a mesh that the search chooses."""
+    allow_idle: bool = False
+    """Whether a mesh may have fewer devices than there are."""
     gap_basis_points: int = 10
     """The search ends when its plan is proven to be within this of the optimum; 0: at the optimum."""
     max_memory_bytes: int | Literal["device", "none"] = "device"
     """Limit per device: ``device`` (its usable memory), ``none`` (no limit) or bytes."""
     constraints: tuple[Constraint, ...] = ()
+    target: str | None = None
+    """Framework (``TARGETS``) that must be able to express the plan; None: whatever ``tap-apply`` runs."""
     dims: Mapping[str, int] = field(default_factory=dict)
     """Symbolic dims as given."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -4,12 +4,15 @@ from tap_planner.program.collectives import (
     collectives,
     instruction_collectives,
     local_factor_sizes,
+    local_operands,
     step_payloads,
 )
 from tap_planner.program.lower import lower
+from tap_planner.program.reading import Value, made_gradients, renewed_operands, rerun_of_regions
 from tap_planner.program.types import (
     Collective,
     Compute,
+    ForgetParameters,
     GatherParameters,
     GatherUpdated,
     Instruction,
@@ -17,6 +20,7 @@ from tap_planner.program.types import (
     Program,
     Redistribute,
     ReduceGradients,
+    ReduceShards,
     Release,
     UpdateParameters,
 )
@@ -24,6 +28,7 @@ from tap_planner.program.types import (
 __all__ = [
     "Collective",
     "Compute",
+    "ForgetParameters",
     "GatherParameters",
     "GatherUpdated",
     "Instruction",
@@ -31,11 +36,17 @@ __all__ = [
     "Program",
     "Redistribute",
     "ReduceGradients",
+    "ReduceShards",
     "Release",
     "UpdateParameters",
+    "Value",
     "collectives",
     "instruction_collectives",
     "local_factor_sizes",
+    "local_operands",
     "lower",
+    "made_gradients",
+    "renewed_operands",
+    "rerun_of_regions",
     "step_payloads",
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 
+from tap_planner.errors import PlanFormatError
 from tap_planner.operators import rule_of
+from tap_planner.program.reading import made_gradients
 from tap_planner.program.types import (
     Collective,
     Compute,
@@ -16,8 +20,18 @@ from tap_planner.program.types import (
     Program,
     Redistribute,
     ReduceGradients,
+    ReduceShards,
 )
-from tap_planner.sharding import Placements, Step, apply_step, step_elements
+from tap_planner.sharding import (
+    Choice,
+    Placements,
+    Step,
+    apply_step,
+    local_shape,
+    operand_passes,
+    parse_choice,
+    step_elements,
+)
 
 CollectiveKey = tuple[Phase, str, tuple[int, ...], int, str]
 """(phase, kind, axes, elements, dtype)."""
@@ -46,7 +60,7 @@ def collectives(program: Program) -> tuple[Collective, ...]:
 def instruction_collectives(program: Program, instruction: Instruction) -> Iterator[CollectiveKey]:
     """The collectives that one instruction issues on the rank at coordinate 0."""
     match instruction:
-        case Compute(phase=phase, operator=index) if phase is not Phase.BACKWARD:
+        case Compute(phase=phase, operator=index):
             yield from _internal_collectives(program, phase, index)
         case Redistribute():
             yield from _redistribution_collectives(program, instruction)
@@ -56,6 +70,11 @@ def instruction_collectives(program: Program, instruction: Instruction) -> Itera
             level = program.decisions.buckets[number].zero_level
             kind = "reduce_scatter" if level else "all_reduce"
             yield from _bucket_collective(program, Phase.GRADIENT, kind, number)
+        case ReduceShards(bucket=number):
+            bucket = program.decisions.buckets[number]
+            shards = math.prod(program.decisions.mesh_shape[axis] for axis in bucket.zero_axes)
+            if bucket.elements:
+                yield (Phase.GRADIENT, "all_reduce", bucket.rest_axes, bucket.elements // shards, bucket.dtype)
         case GatherUpdated(bucket=number):
             yield from _bucket_collective(program, Phase.OPTIMIZER, "all_gather", number)
         case _:
@@ -65,7 +84,8 @@ def instruction_collectives(program: Program, instruction: Instruction) -> Itera
 def _bucket_collective(program: Program, phase: Phase, kind: str, number: int) -> Iterator[CollectiveKey]:
     bucket = program.decisions.buckets[number]
     if bucket.elements:
-        yield (phase, kind, bucket.axes, bucket.elements, bucket.dtype)
+        axes = bucket.zero_axes if bucket.zero_level else bucket.axes
+        yield (phase, kind, axes, bucket.elements, bucket.dtype)
 
 
 def _internal_collectives(program: Program, phase: Phase, index: int) -> Iterator[CollectiveKey]:
@@ -74,32 +94,53 @@ def _internal_collectives(program: Program, phase: Phase, index: int) -> Iterato
     if not rule.collectives:
         return
     sizes = local_factor_sizes(program, index)
-    strategy = program.decisions.operators[index].strategy
-    for internal in rule.collectives:
-        name = rule.factors[internal.factor].name
-        axes = tuple(axis for axis, choice in enumerate(strategy) if choice.partition("[")[0] == name)
-        if axes:
-            elements = internal.multiplier
-            for factor in internal.elements:
-                elements *= sizes[factor]
-            source = operator.signature.inputs[0]
-            assert source is not None
-            yield (phase, internal.kind, axes, elements, source.dtype)
+    choices = _choices(program, index)
+    spread = [choice.spreads(rule) for choice in choices]
+    axes_of = [tuple(axis for axis, found in enumerate(spread) if found == f) for f in range(len(rule.factors))]
+    ranks = [math.prod(program.decisions.mesh_shape[axis] for axis in axes) for axes in axes_of]
+    issued = [internal for internal in rule.collectives if axes_of[internal.factor]]
+    needed = made_gradients(program.decisions.operators[index]) if phase is Phase.BACKWARD else None
+    source = operator.signature.inputs[0]
+    assert source is not None
+    for internal in issued if needed is None else reversed(issued):
+        key = (phase, internal.kind, axes_of[internal.factor], internal.num_elements(sizes, ranks), source.dtype)
+        yield from itertools.repeat(key, internal.times(ranks, needed))
+
+
+def _choices(program: Program, index: int) -> tuple[Choice, ...]:
+    """What an operator does on each axis."""
+    rule, decision = rule_of(program.graph.operators[index].signature), program.decisions.operators[index]
+    try:
+        return tuple(parse_choice(rule, name) for name in decision.strategy)
+    except ValueError as error:
+        raise PlanFormatError(
+            f"strategy of operator {decision.id!r} ({decision.type}): {error}",
+            hint="Write the plan again with tap-plan.",
+        ) from error
 
 
 def local_factor_sizes(program: Program, index: int) -> tuple[int, ...]:
     """Local size of every factor of an operator's rule on the rank at coordinate 0."""
-    operator = program.graph.operators[index]
-    rule = rule_of(operator.signature)
-    shape = program.decisions.mesh_shape
+    rule = rule_of(program.graph.operators[index].signature)
     sizes = [factor.size for factor in rule.factors]
-    for position, factor in enumerate(rule.factors):
-        for axis, choice in enumerate(program.decisions.operators[index].strategy):
-            name, _, blocks = choice.partition("[")
-            if name == factor.name:
-                parts = int(blocks.rstrip("]")) if blocks else 1
-                sizes[position] = -(-(sizes[position] // parts) // shape[axis]) * parts
+    for axis, choice in enumerate(_choices(program, index)):
+        position = choice.divides(rule)
+        if position is not None:
+            length = sizes[position] // choice.blocks
+            sizes[position] = -(-length // program.decisions.mesh_shape[axis]) * choice.blocks
     return tuple(sizes)
+
+
+def local_operands(program: Program, index: int) -> tuple[int, ...]:
+    """Elements of each operand that an operator reads on the rank at coordinate 0: its own part, in a ring those of all
+    others as well; 0 for an absent operand."""
+    operator, decision = program.graph.operators[index], program.decisions.operators[index]
+    shape = program.decisions.mesh_shape
+    passes = operand_passes(rule_of(operator.signature), _choices(program, index), shape)
+    return tuple(
+        0 if operand is None or given is None else times * math.prod(local_shape(operand.shape, given.placement, shape))
+        for operand, given, times in zip(operator.signature.inputs, decision.inputs, passes, strict=True)
+    )
 
 
 def _redistribution_collectives(program: Program, instruction: Redistribute) -> Iterator[CollectiveKey]:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from tap_planner.errors import ApplyError
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.plan import Decisions, OperandDecision, OperatorDecision
+from tap_planner.program.reading import Reading, made_gradients, rerun_of_regions, with_releases
 from tap_planner.program.types import (
     Compute,
+    ForgetParameters,
     GatherParameters,
     GatherUpdated,
     Instruction,
@@ -16,7 +18,7 @@ from tap_planner.program.types import (
     Program,
     Redistribute,
     ReduceGradients,
-    Release,
+    ReduceShards,
     UpdateParameters,
 )
 from tap_planner.sharding import Placements
@@ -30,7 +32,7 @@ def lower(graph: Graph, decisions: Decisions) -> Program:
         decisions: as expanded from a plan.
 
     Raises:
-        ApplyError: the decisions are not about this graph.
+        ApplyError: the decisions are not about this graph, or a bucket cannot be reduced as they say.
     """
     lowering = _Lowering(graph, decisions)
     microbatch, step = lowering.instructions()
@@ -51,9 +53,11 @@ class _Lowering:
         self.graph = graph
         self.decisions = decisions
         self._check()
-        self.redistributions = decisions.redistribution_of()
+        self.reading = Reading(graph, decisions)
         self.region_of = self._region_of()
+        self.rerun = rerun_of_regions(graph, decisions)
         self.bucket_of_tensor = self._gathered_tensors()
+        self.regions_of_bucket = self._reading_regions()
         self.activation_edges = self._activation_edges()
 
     def _check(self) -> None:
@@ -68,6 +72,13 @@ class _Lowering:
         in_regions = tuple(name for region in self.decisions.regions for name in region.operators)
         if in_regions != ids:
             raise ApplyError("the plan's repeats do not list the operators of the model in order")
+        for parameter in self.decisions.parameters:
+            if not set(parameter.zero_axes) <= set(parameter.data_axes):
+                raise ApplyError(
+                    f"parameter {parameter.name!r}: ZeRO axes {list(parameter.zero_axes)}, expected some of its data "
+                    f"axes {list(parameter.data_axes)}",
+                    hint="the plan was edited or damaged: write it again with tap-plan",
+                )
 
     def _region_of(self) -> dict[str, int]:
         return {name: index for index, region in enumerate(self.decisions.regions) for name in region.operators}
@@ -80,17 +91,55 @@ class _Lowering:
             if parameter.zero_level == 3 and parameter.bucket is not None
         }
 
+    def _reading_regions(self) -> dict[int, tuple[int, int]]:
+        """First and last region that reads a parameter of each bucket."""
+        bucket_of = {p.name: p.bucket for p in self.decisions.parameters if p.bucket is not None}
+        found: dict[int, tuple[int, int]] = {}
+        for operator in self.decisions.operators:
+            region = self.region_of[operator.id]
+            for operand in operator.inputs:
+                read = None if operand is None else self.graph.tensors[operand.tensor].read
+                if read is not None and read.parameter in bucket_of:
+                    bucket = bucket_of[read.parameter]
+                    found[bucket] = (found.get(bucket, (region, region))[0], region)
+        return found
+
     def instructions(self) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
         """Instructions per microbatch and per step."""
         microbatch = list(self._forward())
         once: list[Instruction] = []
         if self.decisions.mode == "train":
             microbatch.extend(self._backward())
-            for bucket in self.decisions.buckets:
-                (microbatch if bucket.zero_level >= 2 else once).append(ReduceGradients(bucket.id))
-            once.append(UpdateParameters())
-            once.extend(GatherUpdated(b.id) for b in self.decisions.buckets if b.zero_level in (1, 2))
-        return tuple(microbatch), tuple(once)
+            once.extend(self._end_of_step())
+        return with_releases(self.reading, microbatch), tuple(once)
+
+    def _end_of_step(self) -> Iterator[Instruction]:
+        for bucket in self.decisions.buckets:
+            if bucket.zero_level < 2:
+                yield ReduceGradients(bucket.id)
+            if bucket.rest_axes:
+                yield ReduceShards(bucket.id)
+        yield UpdateParameters()
+        for bucket in self.decisions.buckets:
+            if bucket.zero_level in (1, 2):
+                yield GatherUpdated(bucket.id)
+
+    def _after_forward(self, region: int, gathered: set[int]) -> Iterator[Instruction]:
+        """Forget gathered parameters that no later region reads."""
+        for bucket in sorted(gathered):
+            if self.regions_of_bucket[bucket][1] == region:
+                gathered.remove(bucket)
+                yield ForgetParameters(bucket)
+
+    def _after_backward(self, region: int, gathered: set[int]) -> Iterator[Instruction]:
+        """Reduce the gradients that are complete, and forget gathered parameters that no earlier region reads."""
+        for bucket in self.decisions.buckets:
+            if bucket.zero_level >= 2 and self.regions_of_bucket[bucket.id][0] == region:
+                yield ReduceGradients(bucket.id)
+        for bucket in sorted(gathered):
+            if self.regions_of_bucket[bucket][0] == region:
+                gathered.remove(bucket)
+                yield ForgetParameters(bucket)
 
     def _operands(self, operator: OperatorDecision) -> Iterator[OperandDecision]:
         seen: set[tuple[str, Placements, Placements | None]] = set()
@@ -111,7 +160,7 @@ class _Lowering:
             if bucket is not None and bucket not in gathered:
                 gathered.add(bucket)
                 yield GatherParameters(phase, bucket)
-            edge = self.redistributions.get((operand.tensor, operand.placement, operand.gradient))
+            edge = self.reading.edge(operand)
             if edge is not None and edge not in made:
                 made.add(edge)
                 yield Redistribute(phase, edge)
@@ -125,8 +174,7 @@ class _Lowering:
             for _ in region.operators:
                 yield from self._run(position, Phase.FORWARD, made, gathered)
                 position += 1
-            if region.recompute == "full":
-                yield Release(number)
+            yield from self._after_forward(number, gathered)
 
     def _backward(self) -> Iterator[Instruction]:
         gathered: set[int] = set()
@@ -135,25 +183,40 @@ class _Lowering:
         for number in range(len(self.decisions.regions) - 1, -1, -1):
             region = self.decisions.regions[number]
             first = position - len(region.operators)
-            if region.recompute == "full":
-                yield from self._recompute(number, first, gathered)
+            if self.rerun[number]:
+                yield from self._recompute(number, range(first, position), gathered)
             for index in range(position - 1, first - 1, -1):
                 yield from self._backward_of(index, gathered, pending)
+            yield from self._after_backward(number, gathered)
             position = first
 
-    def _recompute(self, number: int, first: int, gathered: set[int]) -> Iterator[Instruction]:
-        """Forward of a region again; what several regions share was kept."""
-        region = self.decisions.regions[number]
-        made = {
+    def _recompute(self, number: int, indices: range, gathered: set[int]) -> Iterator[Instruction]:
+        """What runs again before a region's backward, and the redistributions of what it makes."""
+        made = self._kept_edges(number)
+        for index in indices:
+            if index in self.rerun[number]:
+                for instruction in self._run(index, Phase.RECOMPUTE, made, gathered):
+                    if isinstance(instruction, GatherParameters):
+                        instruction = GatherParameters(Phase.BACKWARD, instruction.bucket)
+                    yield instruction
+                continue
+            for operand in self.reading.kept(index)[0]:
+                edge = self.reading.edge(operand)
+                if edge is not None and edge not in made:
+                    made.add(edge)
+                    yield Redistribute(Phase.RECOMPUTE, edge)
+
+    def _kept_edges(self, number: int) -> set[int]:
+        """Redistributions that are not made again: what several regions share, and, in a region where not everything
+        runs again, copies of what does not."""
+        everything = self.decisions.regions[number].recompute == "full"
+        again = {name for index in self.rerun[number] for name in self.graph.operators[index].outputs}
+        return {
             edge
             for edge, decision in enumerate(self.decisions.redistributions)
             if any(self.region_of[consumer] != number for consumer in decision.consumers)
+            or not (everything or decision.tensor in again)
         }
-        for index in range(first, first + len(region.operators)):
-            for instruction in self._run(index, Phase.RECOMPUTE, made, gathered):
-                if isinstance(instruction, GatherParameters):
-                    instruction = GatherParameters(Phase.BACKWARD, instruction.bucket)
-                yield instruction
 
     def _edges_by_release(self) -> dict[int, list[int]]:
         """Redistributions whose gradient is complete once an operator's backward has run: those of parameters after
@@ -171,9 +234,9 @@ class _Lowering:
     def _backward_of(self, index: int, gathered: set[int], pending: dict[int, list[int]]) -> Iterator[Instruction]:
         operator = self.graph.operators[index]
         decision = self.decisions.operators[index]
-        makes_gradient = any(
-            operand is not None and operand.gradient is not None for operand in decision.inputs
-        ) and any(self.graph.tensors[name].requires_gradient for name in operator.outputs)
+        makes_gradient = any(made_gradients(decision)) and any(
+            self.graph.tensors[name].requires_gradient for name in operator.outputs
+        )
         for name in operator.outputs:
             yield from (Redistribute(Phase.BACKWARD, edge) for edge in self._edges_of(name))
         if makes_gradient:

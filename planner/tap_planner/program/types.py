@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
+from tap_planner.sharding import Placements
 
 
 class Phase(enum.Enum):
@@ -44,15 +45,30 @@ class Redistribute:
 
 @dataclass(frozen=True, slots=True)
 class GatherParameters:
-    """All-gather the parameters of a ZeRO-3 bucket before their first use in the phase."""
+    """All-gather the parameters of a ZeRO-3 bucket over its ZeRO axes, before their first use in the phase."""
 
     phase: Phase
     bucket: int
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetParameters:
+    """Forget the whole parameters of a ZeRO-3 bucket, after its last use in the direction."""
+
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReduceGradients:
-    """Reduce the gradients of a bucket over its data axes: all-reduce, or reduce-scatter where ZeRO >= 1."""
+    """Reduce the gradients of a bucket: all-reduce over its data axes, or, where ZeRO >= 1, reduce-scatter over its
+    ZeRO axes."""
+
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceShards:
+    """All-reduce a bucket's shards of gradients over the data axes that ZeRO does not shard over (hybrid sharding)."""
 
     bucket: int
 
@@ -71,12 +87,27 @@ class GatherUpdated:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Forget activations of a recomputed region after its forward; ``Compute(RECOMPUTE)`` makes them again."""
+    """Forget values that nothing reads any more, or not before they are made again."""
 
-    region: int
+    tensors: tuple[str, ...] = ()
+    """Activations, as their producers left them."""
+    inputs: tuple[tuple[str, Placements], ...] = ()
+    """Graph inputs, in a placement."""
+    redistributions: tuple[int, ...] = ()
+    """What redistributions made, indices into ``Decisions.redistributions``."""
 
 
-Instruction = Compute | Redistribute | GatherParameters | ReduceGradients | UpdateParameters | GatherUpdated | Release
+Instruction = (
+    Compute
+    | Redistribute
+    | GatherParameters
+    | ForgetParameters
+    | ReduceGradients
+    | ReduceShards
+    | UpdateParameters
+    | GatherUpdated
+    | Release
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

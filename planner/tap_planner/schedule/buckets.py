@@ -14,10 +14,14 @@ class BucketKey:
     """What the parameters of one bucket have in common."""
 
     axes: tuple[int, ...]
+    """Data axes."""
     dtype: str
     zero_level: int
+    zero_axes: tuple[int, ...]
+    """Axes over which ZeRO shards; empty at level 0."""
     group: Hashable
-    """At ZeRO 3 the region of first use, else None."""
+    """From ZeRO 2 on the region of first use (gradients are reduced when its backward is done, and at ZeRO 3 its
+    parameters are gathered together), else None."""
 
 
 def assign_buckets(

@@ -1,35 +1,67 @@
 """The search: cost tables, elimination, chains of repeats, master, certificate."""
 
 from tap_planner.search.assemble import assemble
-from tap_planner.search.configuration import Configuration
-from tap_planner.search.constraints import StrategyFilter, StrategyRule
+from tap_planner.search.capacity import least_ns
+from tap_planner.search.choices import Assignment, Choices, fold_assignment
+from tap_planner.search.configuration import Configuration, Recompute, Settings, ZeroSetting, zero_settings
+from tap_planner.search.constraints import NoStrategyError, SpaceRules, StrategyFilter
 from tap_planner.search.costing import CostedModel
+from tap_planner.search.feasibility import first_conflict
+from tap_planner.search.fewer import FewerDevices, NotOnAllError, fewer_devices, search_by_room, useful_meshes
 from tap_planner.search.limited import LimitedSearch, least_memory
+from tap_planner.search.merging import search_parts
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.obstacles import Obstacle, find_obstacles
 from tap_planner.search.planner import search
 from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics
+from tap_planner.search.resolving import keep_demands, merge_rules, resolve
+from tap_planner.search.roles import ROLES, Roles
 from tap_planner.search.solver import Solver
-from tap_planner.search.weighting import Assignment, Outcome, Weights
+from tap_planner.search.targets import TARGETS, Target, Variant, target_rules
+from tap_planner.search.weighting import Outcome, Weights
 
 __all__ = [
+    "ROLES",
+    "TARGETS",
     "Assignment",
+    "Choices",
     "Configuration",
     "CostedModel",
+    "FewerDevices",
     "LimitedSearch",
     "Model",
+    "NoStrategyError",
+    "NotOnAllError",
     "Obstacle",
     "Outcome",
+    "Recompute",
+    "Roles",
     "SearchRequest",
     "SearchResult",
     "SearchStatistics",
+    "Settings",
     "Solver",
+    "SpaceRules",
     "StrategyFilter",
-    "StrategyRule",
+    "Target",
+    "Variant",
     "Weights",
+    "ZeroSetting",
     "assemble",
     "build_model",
+    "fewer_devices",
     "find_obstacles",
+    "first_conflict",
+    "fold_assignment",
+    "keep_demands",
     "least_memory",
+    "least_ns",
+    "merge_rules",
+    "resolve",
     "search",
+    "search_by_room",
+    "search_parts",
+    "target_rules",
+    "useful_meshes",
+    "zero_settings",
 ]

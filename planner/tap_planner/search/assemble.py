@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from tap_planner.cluster import Cluster, axis_levels
 from tap_planner.graph import Graph, Operator, TensorKind
-from tap_planner.operators import rule_of
+from tap_planner.operators import CACHE_OPERAND, rule_of
 from tap_planner.plan import (
     AxisDecision,
     BucketDecision,
@@ -21,10 +21,11 @@ from tap_planner.plan import (
     Region,
 )
 from tap_planner.schedule import BucketKey, assign_buckets
-from tap_planner.search.configuration import Configuration
+from tap_planner.search.choices import Assignment
+from tap_planner.search.configuration import Configuration, ZeroSetting
+from tap_planner.search.costing import CostedModel
 from tap_planner.search.model import Model
 from tap_planner.search.space import ParameterState
-from tap_planner.search.weighting import Assignment
 from tap_planner.sharding import Placements, Strategy, dual_placements, read_placements
 
 
@@ -49,6 +50,7 @@ class _Assembly:
         self._space = model.space
         self._graph: Graph = model.graph
         self._configuration = configuration
+        self._costed = CostedModel(model, configuration)
         self._assignment = assignment
         self._strategies: tuple[Strategy, ...] = tuple(
             model.space.operator(int(model.class_of[index])).strategies[value]
@@ -130,12 +132,13 @@ class _Assembly:
             state = self._states[parameter.name]
             trainable = parameter.trainable and self._configuration.training
             axes = state.data_axes if trainable else ()
-            group: Hashable = first_region[parameter.name] if self._configuration.zero == 3 else None
-            keys.append(
-                BucketKey(axes=axes, dtype=parameter.type.dtype, zero_level=self._configuration.zero, group=group)
-                if axes
-                else None
-            )
+            zero = self._zero(parameter.name, state)
+            sharded = zero.sharded(axes)
+            level = zero.level if sharded else 0
+            group: Hashable = first_region[parameter.name] if level >= 2 else None
+            dtype = parameter.type.dtype
+            key = BucketKey(axes=axes, dtype=dtype, zero_level=level, zero_axes=sharded, group=group)
+            keys.append(key if axes else None)
             elements.append(self._space.local_elements(parameter.type.shape, state.placement))
         numbers = assign_buckets(keys, elements)
         decisions = tuple(
@@ -149,12 +152,24 @@ class _Assembly:
                 if parameter.trainable and self._configuration.training
                 else None,
                 zero_level=key.zero_level if key is not None else 0,
-                zero_axes=key.axes if key is not None and key.zero_level else (),
+                zero_axes=key.zero_axes if key is not None else (),
                 bucket=number,
             )
             for parameter, key, number in zip(kept, keys, numbers, strict=True)
         )
         return decisions, self._buckets(keys, numbers, elements, tuple(p.name for p in kept))
+
+    def _zero(self, parameter: str, state: ParameterState) -> ZeroSetting:
+        """What ZeRO does with a parameter."""
+        variable = self._model.shared_parameters.get(parameter)
+        if variable is None:
+            variable = self._space.consumers[self._space.parameter_reads[parameter][0]][0][0]
+        profile = self._model.parameters.profile(parameter, state)
+        zeros = self._configuration.settings.zeros
+        if profile[-1]:
+            return zeros[self._costed.zero_of_small(profile)]
+        mask = sum(1 << axis for axis in state.data_axes)
+        return zeros[self._assignment.zero.get((self._model.zero_group(variable), mask), 0)]
 
     def _buckets(
         self,
@@ -174,7 +189,7 @@ class _Assembly:
             total = sum(elements[position] for position in positions)
             if key.zero_level:
                 shards = 1
-                for axis in key.axes:
+                for axis in key.zero_axes:
                     shards *= self._space.mesh_shape[axis]
                 total = -(-total // shards) * shards
             buckets.append(
@@ -183,19 +198,22 @@ class _Assembly:
                     axes=key.axes,
                     dtype=key.dtype,
                     zero_level=key.zero_level,
+                    zero_axes=key.zero_axes,
                     parameters=tuple(names[position] for position in positions),
                     elements=total,
                 )
             )
         return tuple(buckets)
 
-    def _first_regions(self) -> dict[str, int]:
-        regions: dict[str, int] = {}
+    def _first_regions(self) -> dict[str, tuple[int, int]]:
+        """Per parameter what tells the region (of the plan) that reads it first."""
+        pieces = self._pieces()
+        regions: dict[str, tuple[int, int]] = {}
         for index, operator in enumerate(self._graph.operators):
             for name in operator.inputs:
                 read = None if name is None else self._graph.tensors[name].read
                 if read is not None:
-                    regions.setdefault(read.parameter, int(self._model.region_of[index]))
+                    regions.setdefault(read.parameter, (int(self._model.region_of[index]), pieces[index]))
         return regions
 
     def _source(self, name: str) -> tuple[Placements, Placements] | None:
@@ -207,6 +225,11 @@ class _Assembly:
             source, wanted = (read_placements(tensor.read, p) for p in (state.placement, state.gradient))
             assert source is not None and wanted is not None
             return source, wanted
+        cache = self._space.caches.get(name)
+        if cache is not None:
+            stored = self._strategies[cache].inputs[CACHE_OPERAND]
+            assert stored is not None
+            return stored, dual_placements(stored)
         producer = self._model.producer_of(name)
         if producer is None:
             return None
@@ -249,7 +272,7 @@ class _Assembly:
         members: dict[tuple[int, int], list[int]] = {}
         for index, region in enumerate(self._model.region_of.tolist()):
             members.setdefault((region, pieces[index]), []).append(index)
-        recomputed = self._model.policy(self._configuration).recomputed
+        options = self._configuration.settings.recomputes
         result: list[Region] = []
         for (region, _), indices in sorted(members.items()):
             run = int(self._model.run_of[indices[0]])
@@ -258,7 +281,9 @@ class _Assembly:
                     operators=tuple(self._graph.operators[index].id for index in indices),
                     run=run if run >= 0 else None,
                     occurrence=int(self._model.occurrence_of[indices[0]]),
-                    recompute="full" if region in recomputed else "none",
+                    recompute=options[self._assignment.recompute.get(region, 0)].label
+                    if self._configuration.training and run >= 0
+                    else "none",
                 )
             )
         return tuple(result)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tap_planner.cluster import Cluster
-from tap_planner.cost import ComputeModel
+from tap_planner.cost import ComputeModel, operator_times_ns
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.operators import ComputeKind, OperatorSignature, TensorType, record_of, rule_of
+from tap_planner.search.space import made_gradients
 
 LARGEST_WHOLE = 1 << 54
 """Most bytes, and most nanoseconds, of the whole graph on one device: twelfths of sums of them stay in 64 bits."""
@@ -73,6 +74,40 @@ def _held(graph: Graph) -> Iterator[tuple[str, TensorType]]:
     for name in graph.outputs:
         if name not in seen:
             yield name, graph.tensors[name].type
+
+
+def least_ns(graph: Graph, cluster: Cluster, precision: str) -> int:
+    """A lower bound of objective A on a cluster: every operator split perfectly over all devices, nothing sent.
+
+    The largest part of an operator's loops, operands and results is at least an even share of them; microbatches,
+    recompute, collectives and the optimizer only add to that.
+
+    Args:
+        graph: bound with the global batch.
+        cluster: the devices that are used.
+        precision: what floats are cast to.
+    """
+    device, count = cluster.device, cluster.num_devices
+    together = replace(
+        device,
+        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * count,
+        peak_flops={dtype: peak * count for dtype, peak in device.peak_flops.items()},
+    )
+    compute = ComputeModel(together, precision)
+    kinds = Counter((operator.signature, made_gradients(graph, operator)) for operator in graph.operators)
+    total = 0
+    for (signature, needed), number in kinds.items():
+        total += number * sum(
+            operator_times_ns(
+                compute,
+                signature,
+                factor_sizes=tuple(factor.size for factor in rule_of(signature).factors),
+                input_elements=[0 if operand is None else operand.num_elements for operand in signature.inputs],
+                output_elements=[output.num_elements for output in signature.outputs],
+                requires_gradient=needed,
+            )
+        )
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

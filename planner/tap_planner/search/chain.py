@@ -91,20 +91,15 @@ class Chain:
         Returns:
             [s, a, b]
         """
-        total = self.count + 1
-        batch, size, _ = self.link.shape
-        identity = np.full((batch, size, size), INFINITE, dtype=np.int64)
-        identity[:, np.arange(size), np.arange(size)] = 0
-        backwards: list[np.ndarray] = [identity]
-        for _ in range(total - 1):
-            backwards.append(min_plus(self.link, backwards[-1]))
-        result = np.full_like(outside, INFINITE)
-        transposed = np.swapaxes(outside, 1, 2)
-        forward = identity
-        for position in range(total):
-            # [b, a0] then [b, a]: after the link, round the outside, up to the link
-            round_trip = min_plus(min_plus(backwards[total - 1 - position], transposed), forward)
-            np.minimum(result, np.swapaxes(round_trip, 1, 2), out=result)
-            if position + 1 < total:
-                forward = min_plus(forward, self.link)
-        return np.minimum(result, INFINITE)
+        # around[n] = least of link ** q x outside x link ** p with p + q = n: by doubling, as p or q is at least half
+        around = np.swapaxes(outside, 1, 2)
+        power: np.ndarray | None = None
+        for bit in bin(self.count)[2:] if self.count else "":
+            longer = power if bit == "0" else (self.link if power is None else min_plus(power, self.link))
+            if longer is not None:
+                around = np.minimum(min_plus(longer, around), min_plus(around, longer))
+            double = None if power is None else min_plus(power, power)
+            if bit == "1":
+                double = self.link if double is None else min_plus(double, self.link)
+            power = double
+        return np.minimum(np.swapaxes(around, 1, 2), INFINITE)

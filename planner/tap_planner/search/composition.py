@@ -1,53 +1,72 @@
-"""From the values that the parts were given to an assignment of the whole graph."""
+"""From the values that the parts were given to choices for the whole model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from tap_planner.search.choices import Choices
 from tap_planner.search.domains import Domains
-from tap_planner.search.weighting import Assignment
+from tap_planner.search.model import PartKind
+from tap_planner.search.weighting import Weights
+
+Found = Mapping[int, int]
+"""Variable -> place among its possible values."""
 
 
-def compose(domains: Domains, values: Mapping[int, int], links: Sequence[Sequence[Mapping[int, int]]]) -> Assignment:
-    """The assignment of the whole graph.
+def compose(domains: Domains, weights: Weights, outer: Found, links: Sequence[Sequence[tuple[Found, bool]]]) -> Choices:
+    """The choices of the whole model.
+
+    ZeRO settings that the parts did not decide are chosen here, for every group the cheapest.
 
     Args:
         domains: possible values of the variables.
-        values: index among the possible values of every variable of the outer part.
-        links: per run, per later occurrence, the same for every variable of the link.
+        weights: what is minimised.
+        outer: every variable of the outer part.
+        links: per run, per later occurrence, the variables of the link, and whether it is the last one.
     """
     model = domains.model
-    operators = [-1] * model.num_operators
-    parameters: dict[int, int] = {}
-    for variable in model.outer.variables:
-        chosen = domains.value(variable, values[variable])
-        if variable < model.num_operators:
-            operators[variable] = chosen
-        else:
-            parameters[variable] = chosen
-    for number in range(len(model.runs)):
-        _fill_run(domains, number, links[number], operators, parameters)
-    return Assignment(operators=tuple(operators), parameters=parameters)
+    settings = (model.recompute_variable(regions[0]) for regions in model.places.run_regions)
+    own = (*model.outer.variables, *settings, *domains.costed.zero_members(PartKind.OUTER, 0))
+    decided = {variable: domains.value(variable, outer[variable]) for variable in own if variable in outer}
+    _choose_zero(domains, weights, decided, PartKind.OUTER, 0)
+    found: list[tuple[dict[int, int], ...]] = []
+    sequences: list[tuple[int, ...]] = []
+    for number, occurrences in enumerate(links):
+        numbers: dict[int, int] = {}
+        different: list[dict[int, int]] = []
+        sequence: list[int] = []
+        for inner, last in occurrences:
+            if id(inner) not in numbers:
+                numbers[id(inner)] = len(different)
+                different.append(_link_values(domains, weights, number, inner, last))
+            sequence.append(numbers[id(inner)])
+        found.append(tuple(different))
+        sequences.append(tuple(sequence))
+    return Choices(model, decided, tuple(found), tuple(sequences))
 
 
-def _fill_run(
-    domains: Domains,
-    number: int,
-    occurrences: Sequence[Mapping[int, int]],
-    operators: list[int],
-    parameters: dict[int, int],
-) -> None:
-    """Fill in the later occurrences of a run; many of them are one and the same mapping, which is read once."""
-    model = domains.model
-    run = model.runs[number]
-    period = len(run.first)
-    inside = model.links[number].variables[period:]
-    known: dict[int, list[int]] = {}
-    for occurrence, inner in enumerate(occurrences, start=1):
-        if id(inner) not in known:
-            known[id(inner)] = [domains.value(variable, inner[variable]) for variable in run.second]
-        start = run.first.start + occurrence * period
-        operators[start : start + period] = known[id(inner)]
-        for variable in inside:
-            at_occurrence = model.parameters.at_occurrence(variable, occurrence)
-            parameters[at_occurrence] = domains.value(variable, inner[variable])
+def _link_values(domains: Domains, weights: Weights, number: int, inner: Found, last: bool) -> dict[int, int]:
+    """Values of a link's own variables and settings."""
+    model, kind = domains.model, PartKind.LAST if last else PartKind.LINK
+    setting = model.recompute_variable(model.places.run_regions[number][1])
+    own = (*model.links[number].variables, setting, *domains.costed.zero_members(kind, number))
+    values = {variable: domains.value(variable, inner[variable]) for variable in own if variable in inner}
+    _choose_zero(domains, weights, values, kind, number)
+    return values
+
+
+def _choose_zero(domains: Domains, weights: Weights, values: dict[int, int], kind: PartKind, number: int) -> None:
+    """Give every group of a part without a ZeRO setting the cheapest one that is possible (ties: the first)."""
+    costed = domains.costed
+    for setting, members in costed.zero_members(kind, number).items():
+        if setting in values:
+            continue
+        possible = domains.alive(setting)
+        total = np.zeros(len(possible), dtype=np.int64)
+        for variable, mask in members if len(possible) > 1 else ():
+            ns, num_bytes = costed.parameter_costs(variable)[mask]
+            value = values[variable]
+            total += ns[possible, value] * weights.time + num_bytes[possible, value] * weights.memory
+        values[setting] = int(possible[total.argmin()])

@@ -1,27 +1,91 @@
-"""The settings of a whole plan, and the collectives that follow from them."""
+"""The settings of a plan: those that hold for all of it, and those that each region chooses from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+class Recompute(enum.IntEnum):
+    """How a region keeps activations for backward, in order of growing time."""
+
+    NONE = 0
+    """All that backward reads is kept."""
+    SELECTIVE = 1
+    """What is large and cheap runs again (``schedule.rerun_operators``)."""
+    FULL = 2
+    """The region's boundary is kept; its whole forward runs again."""
+
+    @property
+    def label(self) -> str:
+        """Name in plans and options."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ZeroSetting:
+    """What ZeRO shards of the parameters of a region, and over which of their data axes."""
+
+    level: int
+    axes: tuple[int, ...] | None
+    """Only over these of the data axes (hybrid sharding); None: over all."""
+
+    def sharded(self, data_axes: tuple[int, ...]) -> tuple[int, ...]:
+        """Axes over which a parameter with these data axes is sharded; empty at level 0."""
+        if self.level == 0:
+            return ()
+        return data_axes if self.axes is None else tuple(axis for axis in data_axes if axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What every region may choose from."""
+
+    recomputes: tuple[Recompute, ...]
+    """Ascending."""
+    zeros: tuple[ZeroSetting, ...]
+    whole_level: int = 0
+    """The ZeRO level for which the last occurrences of runs make room: whole gradients from 2 on, and whole parameters
+    at 3. At least the highest level that is chosen in a run; below that, memory is a lower bound."""
+
+    @property
+    def fastest(self) -> Settings:
+        """Only the recompute setting that takes the least time."""
+        return replace(self, recomputes=self.recomputes[:1])
+
+    def up_to(self, level: int) -> Settings:
+        """Only ZeRO settings up to a level, with room for it."""
+        return replace(self, zeros=tuple(zero for zero in self.zeros if zero.level <= level), whole_level=level)
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Highest ZeRO levels that room can be made for; levels 0 and 1 need none."""
+        return tuple(sorted({max(zero.level, 1) for zero in self.zeros}))
+
+
+def zero_settings(levels: Sequence[int], num_axes: int, *, hybrid: bool) -> tuple[ZeroSetting, ...]:
+    """ZeRO over all data axes or, where ``hybrid``, over those of the inner axes of the mesh only.
+
+    Args:
+        levels: the levels allowed.
+        num_axes: axes of the mesh.
+        hybrid: whether to shard over some of the data axes.
+    """
+    found: list[ZeroSetting] = []
+    for level in levels:
+        found.append(ZeroSetting(level=level, axes=None))
+        if hybrid and level:
+            found.extend(ZeroSetting(level=level, axes=tuple(range(first, num_axes))) for first in range(1, num_axes))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The settings that hold for the whole plan."""
+    """The settings that hold for the whole plan, and those that regions choose from."""
 
-    zero: int
-    recompute: str
+    settings: Settings
     microbatches: int
     optimizer: str
     precision: str
     training: bool
-
-
-def reduction_calls(zero: int, microbatches: int) -> tuple[tuple[str, int], ...]:
-    """Collectives over a parameter's data axes per step: (kind, count)."""
-    return {
-        0: (("all_reduce", 1),),
-        1: (("reduce_scatter", 1), ("all_gather", 1)),
-        2: (("reduce_scatter", microbatches), ("all_gather", 1)),
-        3: (("reduce_scatter", microbatches), ("all_gather", 2 * microbatches)),
-    }[zero]

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
-from tap_planner.cost import optimizer_ns, parameter_memory
-from tap_planner.search.configuration import Configuration, reduction_calls
+from tap_planner.cost import optimizer_ns, parameter_memory, reduction_calls, unsharded_bytes
+from tap_planner.schedule import BUCKET_ELEMENTS
+from tap_planner.search.configuration import Configuration, Recompute, ZeroSetting
 from tap_planner.search.model import Model, PartKind
-from tap_planner.search.storage import ParameterProfile
+from tap_planner.search.results import result_bytes
+from tap_planner.search.storage import ParameterProfile, StoredProfiles
 from tap_planner.search.terms import RegionPolicy
+
+ParameterCosts = Mapping[int, tuple[np.ndarray, np.ndarray]]
+"""By data axes (as bits), [ZeRO settings, values] ns and bytes."""
 
 
 class CostedModel:
@@ -18,7 +25,7 @@ class CostedModel:
 
     Args:
         model: variables and terms.
-        configuration: ZeRO level, recompute, microbatches, optimizer.
+        configuration: what regions may choose from, microbatches, optimizer.
         repeat: how often the model's graph runs in a step; None: once per microbatch. 1 with the graph of the whole
             batch gives a lower bound: more microbatches never take less time.
     """
@@ -27,88 +34,268 @@ class CostedModel:
         self.model = model
         self.configuration = configuration
         self.repeat = configuration.microbatches if repeat is None else repeat
-        self.policy = model.policy(configuration)
-        """Regions as they are in the whole graph."""
-        self._own: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._parameter_costs: dict[ParameterProfile, tuple[int, int]] = {}
+        self.recomputes = configuration.settings.recomputes if configuration.training else (Recompute.NONE,)
+        self.zeros = configuration.settings.zeros
+        self._times: dict[int, np.ndarray] = {}
+        self._members: dict[tuple[PartKind, int], Mapping[int, tuple[tuple[int, int], ...]]] = {}
+        self._zero_options: dict[int, np.ndarray] = {}
+        self._parameters: dict[int, ParameterCosts] = {}
+        self._whole: dict[tuple[int, int], np.ndarray] = {}
+        self._levels: dict[tuple[int, int, int, int], int] = {}
+        self._profiles: dict[tuple[ParameterProfile, bool], np.ndarray] = {}
 
-    # -- regions -----------------------------------------------------------------------------------------------
+    # -- settings ----------------------------------------------------------------------------------------------
 
-    def part_policy(self, kind: PartKind, number: int) -> RegionPolicy:
+    def options(self, region: int) -> tuple[Recompute, ...]:
+        """Recompute settings that a region may choose from."""
+        return self.recomputes if self.model.places.recomputes(region) else (Recompute.NONE,)
+
+    def domain(self, variable: int) -> int:
+        """Number of values of a variable."""
+        model = self.model
+        if model.is_recompute(variable):
+            return len(self.options(model.region_of_setting(variable)))
+        return model.domain(variable)
+
+    def values(self, variable: int) -> np.ndarray:
+        """Values of a variable."""
+        if self.model.is_zero(variable):
+            return self.zero_options(self.model.group_of_setting(variable)[1])
+        return np.arange(self.domain(variable))
+
+    def zero_members(self, kind: PartKind, number: int) -> Mapping[int, tuple[tuple[int, int], ...]]:
+        """By ZeRO setting of a part, the variables that its parameters are stored with, and their data axes."""
+        key = (kind, number)
+        if key not in self._members:
+            found: dict[int, list[tuple[int, int]]] = {}
+            for variable in self.model.part(kind, number).variables:
+                for mask in self.parameter_costs(variable):
+                    setting = self.model.zero_variable(self.model.zero_group(variable), mask)
+                    found.setdefault(setting, []).append((variable, mask))
+            self._members[key] = {setting: tuple(members) for setting, members in found.items()}
+        return self._members[key]
+
+    def least_own_bytes(self) -> int:
+        """A lower bound of the memory: what parameters need at least, by themselves."""
+        model = self.model
+        total = sum(self._least_bytes(variable) for variable in model.outer.variables)
+        for run, link in zip(model.runs, model.links, strict=True):
+            total += run.num_links * sum(self._least_bytes(variable) for variable in link.variables)
+        return total
+
+    def _least_bytes(self, variable: int) -> int:
+        costs = [num_bytes[self.zero_options(mask)] for mask, (_, num_bytes) in self.parameter_costs(variable).items()]
+        return int(np.sum([table.min(axis=0) for table in costs], axis=0).min()) if costs else 0
+
+    @property
+    def last_differs(self) -> bool:
+        """Whether the last occurrence of a run weighs more than the others."""
+        return self.recomputes != (Recompute.NONE,) or self.configuration.settings.whole_level >= 2
+
+    def policy(self, chosen: Mapping[int, Recompute], kind: PartKind, number: int) -> RegionPolicy:
         """Regions as the terms of a part see them.
 
         A link stands for all later occurrences of its run: its second occurrence counts as a working set only where
         the link is the last.
 
         Args:
+            chosen: how regions recompute.
             kind: which part.
             number: the run of a link.
         """
-        if kind is PartKind.OUTER:
-            return self.policy
-        region = int(self.model.region_of[self.model.runs[number].second.start])
-        working = self.policy.working | {region} if kind is PartKind.LAST else self.policy.working - {region}
-        return RegionPolicy(recomputed=self.policy.recomputed, working=frozenset(working) & self.policy.recomputed)
+        places = self.model.places
+        working = places.last_regions
+        if kind is not PartKind.OUTER:
+            region = places.run_regions[number][1]
+            working = working | {region} if kind is PartKind.LAST else working - {region}
+        return RegionPolicy(modes=chosen, working=working)
 
     # -- own costs ---------------------------------------------------------------------------------------------
 
-    def least_own_bytes(self) -> int:
-        """A lower bound of the memory: what parameters need at least, by themselves."""
-        model = self.model
-        total = sum(int(self.own(v)[1].min()) for v in model.outer.variables)
-        for run, link in zip(model.runs, model.links, strict=True):
-            total += run.num_links * sum(int(self.own(v)[1].min()) for v in link.variables)
-        return total
-
-    def own(self, variable: int) -> tuple[np.ndarray, np.ndarray]:
-        """([values] ns, [values] bytes) of a variable by itself: compute, and the parameters stored with it."""
-        key = self.model.class_of_variable(variable)
-        if key not in self._own:
-            is_operator = key < self.model.num_operators
-            self._own[key] = self._operator_costs(key) if is_operator else self._shared_parameter_costs(key)
-        return self._own[key]
-
-    def _operator_costs(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        model = self.model
-        space = model.space.operator(index)
-        again = 2 if int(model.region_of[index]) in self.policy.recomputed else 1
-        ns = (space.forward_ns * again + space.backward_ns) * self.repeat
-        num_bytes = np.zeros_like(ns)
-        for profiles, inverse in model.parameters.stored_profiles(index):
-            costs = np.array([self._profile_cost(profile) for profile in profiles], dtype=np.int64)[inverse]
-            ns = ns + costs[:, 0]
-            num_bytes = num_bytes + costs[:, 1]
-        return ns, num_bytes
-
-    def _shared_parameter_costs(self, variable: int) -> tuple[np.ndarray, np.ndarray]:
-        parameters = self.model.parameters
-        parameter = parameters.name_of(variable)
-        profiles = [parameters.profile(parameter, state) for state in parameters.states(parameter)]
-        costs = np.array([self._profile_cost(profile) for profile in profiles], dtype=np.int64)
-        return costs[:, 0], costs[:, 1]
-
-    def _profile_cost(self, profile: ParameterProfile) -> tuple[int, int]:
-        """(ns, bytes) of a stored parameter: gradient reduction, ZeRO gathers, optimizer; and its memory."""
-        if profile not in self._parameter_costs:
-            elements, dtype, trainable, data_axes = profile
-            trainable = trainable and self.configuration.training
-            self._parameter_costs[profile] = self._parameter_cost(
-                elements, dtype, trainable, data_axes if trainable else ()
+    def operator_ns(self, index: int) -> np.ndarray:
+        """[recompute settings of the operator's region, strategies] compute of a step, with what runs again."""
+        key = int(self.model.class_of[index])
+        if key not in self._times:
+            space = self.model.space.operator(key)
+            region = int(self.model.region_of[key])
+            rerun = bool(self.model.places.rerun[key]) if Recompute.SELECTIVE in self.options(region) else False
+            again = {Recompute.NONE: 0, Recompute.SELECTIVE: int(rerun), Recompute.FULL: 1}
+            self._times[key] = (
+                np.stack([(space.forward_ns * (1 + again[mode]) + space.backward_ns) for mode in self.options(region)])
+                * self.repeat
             )
-        return self._parameter_costs[profile]
+        return self._times[key]
 
-    def _parameter_cost(
-        self, elements: int, dtype: str, trainable: bool, data_axes: tuple[int, ...]
-    ) -> tuple[int, int]:
+    def result_bytes(self, index: int) -> np.ndarray:
+        """[strategies] bytes of what an operator returns from all microbatches, in inference."""
+        return result_bytes(self.model.space, int(self.model.class_of[index])) * self.configuration.microbatches
+
+    def parameter_costs(self, variable: int) -> ParameterCosts:
+        """By data axes (as bits), ([ZeRO settings, values] ns, the same in bytes) of what is stored with a variable.
+
+        Values under which nothing has these data axes cost nothing there.
+
+        Args:
+            variable: an operator, or a parameter that several read.
+        """
+        key = self.model.class_of_variable(variable)
+        if key not in self._parameters:
+            self._parameters[key] = self._parameter_table(key)
+        return self._parameters[key]
+
+    def makes_room(self, variable: int, kind: PartKind) -> bool:
+        """Whether what is stored with a variable has room for whole copies: all occurrences of a run take turns in that
+        of the last."""
+        if kind is not PartKind.OUTER:
+            return kind is PartKind.LAST
+        return self.model.first_region(variable) in self.model.places.last_regions
+
+    def whole_bytes(self, variable: int, level: int) -> np.ndarray:
+        """[values] bytes of the whole copies of what is stored with a variable, in a run up to a ZeRO level."""
+        key = (self.model.class_of_variable(variable), level)
+        if key not in self._whole:
+            count = self.domain(variable)
+            total = np.zeros(count, dtype=np.int64)
+            for profiles, inverse in self._stored(key[0]):
+                copies = [self._copies(profile, level) for profile in profiles]
+                total = total + np.array(copies, dtype=np.int64)[inverse]
+            self._whole[key] = total
+        return self._whole[key]
+
+    def level_of(self, variable: int, value: int, mask: int, zero: int) -> int:
+        """The highest ZeRO level among what is stored with a variable under a value and has these data axes.
+
+        Args:
+            variable: see ``parameter_costs``.
+            value: its value.
+            mask: the data axes, as bits.
+            zero: place of the ZeRO setting of their group.
+        """
+        key = (self.model.class_of_variable(variable), value, mask, zero)
+        if key not in self._levels:
+            levels = [0]
+            for profiles, inverse in self._stored(key[0]):
+                profile = profiles[int(inverse[value])]
+                if self._mask(profile) == mask:
+                    setting = self.zeros[self.zero_of_small(profile) if profile[-1] else zero]
+                    levels.append(setting.level if setting.sharded(profile[3]) else 0)
+            self._levels[key] = max(levels)
+        return self._levels[key]
+
+    def _copies(self, profile: ParameterProfile, level: int) -> int:
+        """Bytes of the whole copies of a parameter that exist while it is in use."""
+        configuration = self.configuration
+        if not self._mask(profile):
+            return 0
+        return unsharded_bytes(
+            profile[0],
+            zero_level=level,
+            precision=configuration.precision,
+            optimizer=configuration.optimizer or "sgd",
+        )
+
+    def _stored(self, variable: int) -> tuple[StoredProfiles, ...]:
+        parameters = self.model.parameters
+        if variable < self.model.num_operators:
+            return parameters.stored_profiles(variable)
+        name = parameters.name_of(variable)
+        profiles = tuple(parameters.profile(name, state) for state in parameters.states(name))
+        return ((profiles, np.arange(len(profiles))),)
+
+    def _parameter_table(self, variable: int) -> ParameterCosts:
+        outside = not self.model.places.recomputes(self.model.first_region(variable))
+        found: dict[int, np.ndarray] = {}
+        for profiles, inverse in self._stored(variable):
+            for mask in sorted({self._mask(profile) for profile in profiles}):
+                costs = [
+                    self._profile_costs(profile, outside)
+                    if self._mask(profile) == mask
+                    else np.zeros((len(self.zeros), 2), dtype=np.int64)
+                    for profile in profiles
+                ]
+                table = np.stack(costs, axis=1)[:, inverse]
+                found[mask] = found[mask] + table if mask in found else table
+        return {mask: (table[..., 0], table[..., 1]) for mask, table in sorted(found.items())}
+
+    def _mask(self, profile: ParameterProfile) -> int:
+        """Data axes of a stored parameter that is trained, as bits."""
+        _, _, trainable, data_axes, _ = profile
+        return sum(1 << axis for axis in data_axes) if trainable and self.configuration.training else 0
+
+    def zero_options(self, mask: int) -> np.ndarray:
+        """Places of the ZeRO settings that some parameter with these data axes may prefer to every other one."""
+        if mask not in self._zero_options:
+            self._zero_options[mask] = self._undominated(mask)
+        return self._zero_options[mask]
+
+    def _undominated(self, mask: int) -> np.ndarray:
+        profiles = self._profiles_by_mask.get(mask)
+        if not profiles or mask == 0:
+            return np.zeros(1, dtype=np.int64)
+        tables = [self._profile_costs(profile, outside) for profile, outside in profiles]
+        both = np.unique(np.concatenate(tables, axis=1), axis=1)
+        kept: list[int] = []
+        for number, costs in enumerate(both):
+            better = (
+                other < number or bool((both[other] < costs).any())
+                for other in range(len(both))
+                if other != number and bool((both[other] <= costs).all())
+            )
+            if not any(better):
+                kept.append(number)
+        return np.array(kept, dtype=np.int64)
+
+    @cached_property
+    def _profiles_by_mask(self) -> dict[int, list[tuple[ParameterProfile, bool]]]:
+        """By data axes (as bits), the different stored parameters, and whether each is first read outside runs."""
+        model = self.model
+        found: dict[tuple[ParameterProfile, bool], None] = {}
+        for variable in (*model.outer.variables, *(v for link in model.links for v in link.variables)):
+            outside = not model.places.recomputes(model.first_region(variable))
+            for profiles, _ in self._stored(model.class_of_variable(variable)):
+                found.update(((profile, outside), None) for profile in profiles)
+        by_mask: dict[int, list[tuple[ParameterProfile, bool]]] = {}
+        for profile, outside in found:
+            by_mask.setdefault(self._mask(profile), []).append((profile, outside))
+        return by_mask
+
+    def _profile_costs(self, profile: ParameterProfile, outside: bool) -> np.ndarray:
+        """[ZeRO settings, 2] ns and bytes of a stored parameter: gradient reduction, ZeRO gathers, optimizer; memory.
+
+        A small one has its own setting whatever that of its group is. Outside runs, whole copies that fill a bucket
+        count.
+
+        Args:
+            profile: the parameter as it is stored.
+            outside: whether it is first read outside runs.
+        """
+        key = (profile, outside)
+        if key not in self._profiles:
+            costs = [self._parameter_cost(profile, zero, outside) for zero in self.zeros]
+            if profile[-1]:
+                costs = [costs[self.zero_of_small(profile)]] * len(costs)
+            self._profiles[key] = np.array(costs, dtype=np.int64)
+        return self._profiles[key]
+
+    def zero_of_small(self, profile: ParameterProfile) -> int:
+        """Place of the ZeRO setting of a small parameter: the fastest one (ties: least memory, then the first)."""
+        costs = [self._parameter_cost(profile, zero, False) for zero in self.zeros]
+        return costs.index(min(costs))
+
+    def _parameter_cost(self, profile: ParameterProfile, zero: ZeroSetting, outside: bool) -> tuple[int, int]:
+        elements, dtype, trainable, data_axes, _ = profile
         configuration = self.configuration
         space = self.model.space
-        shards = math.prod(space.mesh_shape[axis] for axis in data_axes)
-        zero = configuration.zero if data_axes else 0
+        trainable = trainable and configuration.training
+        data_axes = data_axes if trainable else ()
+        sharded = zero.sharded(data_axes)
+        shards = math.prod(space.mesh_shape[axis] for axis in sharded)
+        level = zero.level if sharded else 0
         memory = parameter_memory(
             elements,
             dtype=dtype,
             shards=shards,
-            zero_level=zero,
+            zero_level=level,
             precision=configuration.precision,
             optimizer=configuration.optimizer or "sgd",
             trainable=trainable,
@@ -118,12 +305,20 @@ class CostedModel:
             ns += optimizer_ns(
                 elements,
                 shards=shards,
-                zero_level=zero,
+                zero_level=level,
                 precision=configuration.precision,
                 optimizer=configuration.optimizer,
                 device=space.compute.device,
             )
-            payload = elements * space.compute.element_bytes(dtype)
-            for kind, count in reduction_calls(zero, configuration.microbatches):
-                ns += count * space.collectives.rate_ns(kind, data_axes, payload) if data_axes else 0
-        return ns, sum(memory)
+            for call in reduction_calls(
+                elements,
+                zero_level=level,
+                data_axes=data_axes,
+                zero_axes=sharded,
+                mesh_shape=space.mesh_shape,
+                microbatches=configuration.microbatches,
+            ):
+                payload = call.elements * space.compute.element_bytes(dtype)
+                ns += call.count * space.collectives.rate_ns(call.kind, call.axes, payload)
+        whole = self._copies(profile, level) if outside and elements > BUCKET_ELEMENTS else 0
+        return ns, sum(memory) + whole

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tap_planner.search.model import Model
+from tap_planner.search.configuration import Recompute
+from tap_planner.search.costing import CostedModel
 from tap_planner.search.terms import Term
 
 
@@ -14,12 +15,13 @@ class Domains:
     """The possible values of every variable; variables of one class share theirs.
 
     Args:
-        model: the variables.
+        costed: the variables.
         alive: by class, the values that are possible; all where a class is missing.
     """
 
-    def __init__(self, model: Model, alive: Mapping[int, np.ndarray] | None = None) -> None:
-        self.model = model
+    def __init__(self, costed: CostedModel, alive: Mapping[int, np.ndarray] | None = None) -> None:
+        self.costed = costed
+        self.model = costed.model
         self._by_class: dict[int, np.ndarray] = dict(alive or {})
         self._by_variable: dict[int, np.ndarray] = {}
 
@@ -33,12 +35,19 @@ class Domains:
     def of_class(self, key: int) -> np.ndarray:
         """Values of the variables of a class that are still possible."""
         if key not in self._by_class:
-            self._by_class[key] = np.arange(self.model.domain(key))
+            self._by_class[key] = self.costed.values(key)
         return self._by_class[key]
 
     def of_producer(self, term: Term) -> np.ndarray:
         """Possible values of a term's producer; a single one where there is none."""
         return np.zeros(1, dtype=np.int64) if term.producer is None else self.alive(term.producer)
+
+    def modes(self, region: int) -> tuple[Recompute, ...]:
+        """Recompute settings of a region that are still possible."""
+        options = self.costed.options(region)
+        if len(options) == 1:
+            return options
+        return tuple(options[index] for index in self.alive(self.model.recompute_variable(region)).tolist())
 
     def value(self, variable: int, index: int) -> int:
         """The value at a place among the possible ones."""

@@ -3,26 +3,42 @@
 1. The relaxed model without the limit.
 2. Where the limit does not bind: the exact optimum. Where it does: the least memory, and the Lagrangian bound at a
    multiplier that served another configuration.
-3. Bisection of the multiplier. Assignments met on the way that fit are upper bounds.
+3. The best multiplier: where the lines of two solutions, one that fits and one that does not, cross. The two are mixed,
+   occurrence by occurrence, to a solution that just fits.
 4. The weighted model at the best multiplier, tightened and searched exactly.
-5. The master (``master.py``) closes what gap is left.
+5. The master (``master.py``) over the values that the solutions so far use, for a better solution.
+6. The master over all values near the bound, which closes what gap is left.
 
 The search over configurations runs the stages of the most promising one, so that most never see the later stages.
 """
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy as np
+
+from tap_planner.search.choices import Choices
+from tap_planner.search.configuration import Configuration
 from tap_planner.search.elimination import WidthError
-from tap_planner.search.master import solve_master
+from tap_planner.search.master import improve, solve_master
+from tap_planner.search.mixing import mix
 from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Outcome, Weights
 
-TIME_WEIGHT = 1024
-"""Multipliers are memory weights over this: ns per 1024 bytes."""
-MAX_MEMORY_WEIGHT = 1 << 22
-BISECTION_PRECISION = 16
-"""Bisection of the multiplier ends at this relative precision."""
+LARGEST_WEIGHTED = 1 << 50
+"""Weighted costs of solutions stay below this (before SCALE), so that their sums stay below what is infinite."""
+MAX_CROSSINGS = 40
+"""Multipliers that are tried for one configuration."""
+
+
+PRECISION = Fraction(17, 16)
+"""Multipliers as near as this need no further one between them."""
+POOL = 8
+"""Solutions whose values are combined."""
+LOOSE = 1000
+"""A relaxed bound within this part of a solution is taken to be tight."""
 
 
 class LimitedSearch:
@@ -31,7 +47,7 @@ class LimitedSearch:
     Args:
         solver: the configuration.
         limit_bytes: memory limit per device; None for none.
-        divisor: activations count 1/divisor; above 1 only bounds are found, no assignments.
+        divisor: activations count 1/divisor; above 1 only bounds are found, no solutions.
     """
 
     def __init__(self, solver: Solver, limit_bytes: int | None, divisor: int = 1) -> None:
@@ -40,13 +56,13 @@ class LimitedSearch:
         self._divisor = divisor
         self._stage = 0
         self.bound_ns = 0
-        """No assignment that fits is faster."""
+        """No solution that fits is faster."""
         self.unlimited_ns = 0
         """A lower bound of the least time without the limit."""
         self.best: Outcome | None = None
-        """The fastest assignment met that fits."""
-        self.multiplier = 0
-        """Memory weight (over ``TIME_WEIGHT``) of the bound; 0 where the limit does not bind."""
+        """The fastest solution met that fits."""
+        self.multiplier = Fraction(0)
+        """Of the bound, in ns per byte; 0 where the limit does not bind."""
         self.infeasible = False
         """Proven: nothing fits."""
         self.parameters_too_large = False
@@ -55,33 +71,54 @@ class LimitedSearch:
         """No stage is left."""
         self._fits_unlimited = False
         self._ceiling: int | None = None
-        self._hint = 0
-        self._probe: tuple[int, int] | None = None
+        self._hint = Fraction(0)
+        self._probe: tuple[int, Fraction] | None = None
         """Best Lagrangian bound met, whether or not it is the best bound, and its multiplier."""
+        self._too_large: Outcome | None = None
+        """The solution that does not fit at the largest multiplier that gave one."""
+        self._small: Outcome | None = None
+        """The solution that fits at the least multiplier that gave one."""
+        self._low = Fraction(0)
+        """The largest multiplier met whose solution does not fit."""
+        self._high: Fraction | None = None
+        """The least multiplier met whose solution fits."""
+        self._tried: set[Fraction] = set()
+        self._pool: list[Choices] = []
+        """The last solutions met, whether or not they fit."""
+
+    @property
+    def configuration(self) -> Configuration:
+        """What regions may choose from, and what holds for the whole plan."""
+        return self._solver.costed.configuration
+
+    @property
+    def has_crossed(self) -> bool:
+        """Whether the best multiplier has been looked for."""
+        return self._stage >= 3
 
     @property
     def only_master_left(self) -> bool:
         """Whether all stages but the last have run."""
-        return self._stage >= 4
+        return self._stage >= 5
 
     @property
     def is_unlimited_optimum(self) -> bool:
-        """Whether the limit costs nothing: the best assignment is as fast as any without the limit."""
+        """Whether the limit costs nothing: the best solution is as fast as any without the limit."""
         return self.best is not None and self.best.ns <= self.unlimited_ns
 
     @property
     def limit_binds(self) -> bool:
-        """Whether the fastest assignments met do not fit."""
+        """Whether the fastest solutions met do not fit."""
         return self._stage > 0 and (self.infeasible or self.best is None or self.multiplier > 0)
 
-    def advance(self, multiplier: int, ceiling_ns: int | None) -> None:
+    def advance(self, multiplier: Fraction, ceiling_ns: int | None) -> None:
         """Run the next stage.
 
         Args:
             multiplier: one that served another configuration; 0 for none.
-            ceiling_ns: only faster assignments matter.
+            ceiling_ns: only faster solutions matter.
         """
-        stages = (self._relax, self._screen, self._bisect, self._tighten, self._close)
+        stages = (self._relax, self._screen, self._cross, self._tighten, self._improve, self._close)
         stage = stages[self._stage]
         self._stage += 1
         self._ceiling = ceiling_ns
@@ -94,15 +131,17 @@ class LimitedSearch:
         if self.infeasible or self._stage == len(stages):
             self.finished = True
 
-    def virtual_bound_ns(self, multiplier: int, ceiling_ns: int | None) -> int | None:
+    def virtual_bound_ns(self, multiplier: Fraction, ceiling_ns: int | None) -> int | None:
         """Bound of the first three stages; None where nothing fits."""
         for _ in range(3):
             self.advance(multiplier, ceiling_ns)
             if self.infeasible:
                 return None
-            if self._fits_unlimited or (ceiling_ns is not None and self.bound_ns >= ceiling_ns):
+            if self._fits_unlimited or self._hopeless():
                 break
         return self.bound_ns
+
+    # -- stages ------------------------------------------------------------------------------------------------
 
     def _relax(self) -> None:
         if self._limit is not None and self._solver.least_own_bytes() > self._limit:
@@ -110,7 +149,8 @@ class LimitedSearch:
             return
         found = self._solver.minimise(Weights(1, 0))
         self.bound_ns = self.unlimited_ns = -(-found.bound // SCALE)
-        self._fits_unlimited = self._limit is None or found.divided_bytes(self._divisor) <= self._limit
+        self._fits_unlimited = self._fits(found)
+        self._place(found)
         self._take(found)
 
     def _screen(self) -> None:
@@ -120,88 +160,164 @@ class LimitedSearch:
             self._take(fastest)
             return
         assert self._limit is not None
+        if self._hint:
+            self._evaluate(self._hint)
+            if self._hopeless():
+                return
+        if self._small is not None:
+            return
         smallest = self._solver.minimise(Weights(0, 1, self._divisor))
         self._take(smallest)
         if -(-smallest.bound // SCALE) > self._limit:
             self.infeasible = True
-        elif self._hint:
-            self._evaluate(self._hint)
+        elif self._fits(smallest):
+            self._place(smallest)
 
-    def _take(self, found: Outcome) -> None:
-        """Keep an assignment that fits, if it is faster."""
-        if found.assignment is None or self._divisor > 1 or (self._limit is not None and found.num_bytes > self._limit):
-            return
-        if self.best is None or found.ns < self.best.ns:
-            self.best = found
-
-    def _evaluate(self, weight: int, *, exact: bool = False) -> Outcome:
-        assert self._limit is not None
-        weights = Weights(TIME_WEIGHT, weight, self._divisor)
-        found = self._solver.optimum(weights) if exact else self._solver.minimise(weights)
-        dual = -(-(found.bound - SCALE * weight * self._limit) // (SCALE * TIME_WEIGHT))
-        if self._probe is None or dual > self._probe[0]:
-            self._probe = (dual, weight)
-        if dual > self.bound_ns:
-            self.bound_ns, self.multiplier = dual, weight
-        self._take(found)
-        return found
-
-    def _bisect(self) -> None:
+    def _cross(self) -> None:
         """Look for the multiplier at which the limit is just kept."""
-        if self._limit is None:
+        if self._limit is None or self._hopeless():
             return
-        low, high = 0, self.multiplier or self._hint or 64
-        while not self._fits(high) and high < MAX_MEMORY_WEIGHT and not self._hopeless():
-            low, high = high, high * 4
-        if low == 0:
-            low = high // 4
-            while low and self._fits(low):
-                low, high = low // 4, low
-        while high - low > max(1, high // BISECTION_PRECISION) and not self._hopeless():
-            middle = (low + high) // 2
-            if self._fits(middle):
-                high = middle
-            else:
-                low = middle
+        for _ in range(MAX_CROSSINGS):
+            weight = self._next_multiplier()
+            if weight is None or weight in self._tried or self._hopeless():
+                break
+            if self._evaluate(weight):
+                break
+        self._mix()
 
-    def _fits(self, weight: int) -> bool:
-        """Whether the relaxed optimum at a multiplier keeps the limit."""
+    def _next_multiplier(self) -> Fraction | None:
+        """Where the lines of the two solutions around the limit cross, or else between their multipliers; None where
+        they are near enough."""
+        above, below = self._too_large, self._small
+        if above is None:
+            return None
+        if below is not None:
+            saved = above.divided_bytes(self._divisor) - below.divided_bytes(self._divisor)
+            crossing = self._rounded(Fraction(below.ns - above.ns, saved)) if saved > 0 else Fraction(0)
+            if self._low < crossing and (self._high is None or crossing < self._high):
+                return crossing
+        if self._high is None:
+            return self._rounded(self._low * 8 if self._low else Fraction(1, 16))
+        if self._high <= self._low * PRECISION:
+            return None
+        return self._rounded((self._low + self._high) / 2 if self._high < 4 * self._low else self._high / 4)
+
+    def _rounded(self, weight: Fraction) -> Fraction:
+        """A multiplier near ``weight`` under which costs stay countable."""
+        known = [found for found in (self._too_large, self._small) if found is not None]
+        slowest = min(max((found.ns for found in known), default=1), 8 * max(self.unlimited_ns, 1))
+        most_bytes = max((found.num_bytes for found in known), default=1)
+        weight = min(weight, Fraction(max(LARGEST_WEIGHTED // most_bytes, 1)))
+        return weight.limit_denominator(max(LARGEST_WEIGHTED // max(slowest, most_bytes * weight.__ceil__()), 1))
+
+    def _mix(self) -> None:
+        """Mix the two solutions around the limit."""
+        if self._divisor > 1 or self._too_large is None or self._small is None:
+            return
         assert self._limit is not None
-        return self._evaluate(weight).divided_bytes(self._divisor) <= self._limit
-
-    def _hopeless(self) -> bool:
-        """Whether nothing can come under the ceiling any more."""
-        return self._ceiling is not None and self.bound_ns >= self._ceiling
+        found = mix(self._solver.costed, self._too_large, self._small, self._limit)
+        if found is not None:
+            self._take(found)
 
     def _tighten(self) -> None:
         if self._limit is None or self._probe is None:
             return
-        weight = self._probe[1]
-        self._evaluate(weight, exact=True)
-        for neighbour in (weight * 4 // 5, weight * 5 // 4):
-            if neighbour not in (0, weight) and not self._hopeless():
-                self._evaluate(neighbour)
+        self._evaluate(self._probe[1], exact=True)
+        self._mix()
+
+    def _improve(self) -> None:
+        """Let the master combine the values that the best solutions met so far use."""
+        if self._limit is None or not self._pool:
+            return
+        ceiling = self._known_ceiling()
+        if ceiling <= self.bound_ns:
+            return
+        used: dict[int, set[int]] = {}
+        for choices in self._pool:
+            choices.add_used(used)
+        alive = {key: np.array(sorted(values), dtype=np.int64) for key, values in used.items()}
+        weights = self._weights(self.multiplier or (self._probe[1] if self._probe else Fraction(0)))
+        restricted = self._solver.restrict(alive)
+        found = improve(restricted, self._limit, self.bound_ns, ceiling, weights)
+        if found is not None:
+            ns, num_bytes = self._solver.price(found)
+            self._take(Outcome(bound=0, choices=found, ns=ns, num_bytes=num_bytes))
+
+    def _known_ceiling(self) -> int:
+        known = [ns for ns in (self.best.ns if self.best else None, self._ceiling) if ns is not None]
+        return min(known) if known else 2 * self.bound_ns
 
     def _close(self) -> None:
         """Let the master close the gap between the bound and what is known."""
         if self._limit is None:
             return
-        known = [ns for ns in (self.best.ns if self.best else None, self._ceiling) if ns is not None]
-        ceiling = min(known) if known else 2 * self.bound_ns
+        ceiling = self._known_ceiling()
         if ceiling <= self.bound_ns:
             return
-        weights = Weights(TIME_WEIGHT, self.multiplier or (self._probe[1] if self._probe else 0))
+        weights = self._weights(self.multiplier or (self._probe[1] if self._probe else Fraction(0)))
         try:
-            bound_ns, assignment = solve_master(self._solver, self._limit, self.bound_ns, ceiling, weights)
+            bound_ns, choices = solve_master(self._solver, self._limit, self.bound_ns, ceiling, weights)
         except WidthError:
             return
         self.bound_ns = max(self.bound_ns, min(bound_ns, ceiling))
-        if assignment is not None:
-            ns, num_bytes = self._solver.price(assignment)
-            self._take(Outcome(bound=0, assignment=assignment, ns=ns, num_bytes=num_bytes))
+        if choices is not None:
+            ns, num_bytes = self._solver.price(choices)
+            self._take(Outcome(bound=0, choices=choices, ns=ns, num_bytes=num_bytes))
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _fits(self, found: Outcome) -> bool:
+        return self._limit is None or found.divided_bytes(self._divisor) <= self._limit
+
+    def _take(self, found: Outcome) -> None:
+        """Keep a solution that fits, if it is faster."""
+        if found.choices is None or self._divisor > 1 or (self._limit is not None and found.num_bytes > self._limit):
+            return
+        if self.best is None or found.ns < self.best.ns:
+            self.best = found
+
+    def _place(self, found: Outcome) -> None:
+        """Remember a solution as one of the two around the limit."""
+        if found.choices is None:
+            return
+        if self._divisor == 1 and self._limit is not None:
+            self._pool = [*self._pool[1 - POOL :], found.choices]
+        if self._fits(found):
+            if self._small is None or found.ns < self._small.ns:
+                self._small = found
+        elif self._too_large is None or found.ns > self._too_large.ns:
+            self._too_large = found
+
+    def _weights(self, multiplier: Fraction) -> Weights:
+        return Weights(multiplier.denominator, multiplier.numerator, self._divisor)
+
+    def _evaluate(self, multiplier: Fraction, *, exact: bool = False) -> bool:
+        """Minimise under a multiplier; whether that is the best one, up to what the relaxed model leaves open."""
+        assert self._limit is not None
+        self._tried.add(multiplier)
+        weights = self._weights(multiplier)
+        found = self._solver.optimum(weights) if exact else self._solver.minimise(weights)
+        dual = -(-(found.bound - SCALE * weights.memory * self._limit) // (SCALE * weights.time))
+        if self._probe is None or dual > self._probe[0]:
+            self._probe = (dual, multiplier)
+        if dual > self.bound_ns:
+            self.bound_ns, self.multiplier = dual, multiplier
+        known = [other.weighted(weights) for other in (self._too_large, self._small) if other is not None]
+        self._place(found)
+        self._take(found)
+        if self._fits(found):
+            self._high = multiplier if self._high is None else min(self._high, multiplier)
+        else:
+            self._low = max(self._low, multiplier)
+        least = min((*known, found.weighted(weights)))
+        return len(known) == 2 and found.weighted(weights) >= min(known) and least - found.bound < least // LOOSE
+
+    def _hopeless(self) -> bool:
+        """Whether nothing can come under the ceiling any more."""
+        return self._ceiling is not None and self.bound_ns >= self._ceiling
 
 
 def least_memory(solver: Solver) -> tuple[int, int]:
-    """(lower bound, memory of an assignment) of the least bytes per device."""
+    """(lower bound, memory of a solution) of the least bytes per device."""
     found = solver.optimum(Weights(0, 1))
     return -(-found.bound // SCALE), found.num_bytes

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tap_planner.search.chain import Chain
+from tap_planner.search.choices import Choices
 from tap_planner.search.composition import compose
 from tap_planner.search.elimination import (
     INFINITE,
@@ -18,8 +19,8 @@ from tap_planner.search.elimination import (
 )
 from tap_planner.search.model import PartKind
 from tap_planner.search.parts import Parts
-from tap_planner.search.pricing import price_assignment
-from tap_planner.search.weighting import Assignment, Outcome, PartTables, Weights
+from tap_planner.search.pricing import price_choices
+from tap_planner.search.weighting import Outcome, PartTables, Weights
 
 RELAXED_TABLE_ENTRIES = 2_000_000
 """Buckets with larger tables are split in the relaxed model."""
@@ -57,7 +58,7 @@ class Minimisation:
 
     def _add_chain(self, number: int) -> None:
         middle = last = self._eliminate(PartKind.LINK, number)
-        if self._weights.memory and self._parts.costed.policy.recomputed:
+        if self._weights.memory and self._parts.costed.last_differs:
             last = self._eliminate(PartKind.LAST, number)
         self._links.append((middle, last))
         count = self._model.runs[number].num_links - 1
@@ -92,11 +93,12 @@ class Minimisation:
 
     def sizes(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Sizes of the shared variables, and of the boundary variables."""
-        shared = tuple(self._parts.size(v) for v in self._shared(number))
+        shared = tuple(self._parts.size(v) for v in self.shared_scope(number))
         boundary = tuple(self._parts.size(v) for v in self._model.runs[number].first_boundary)
         return shared, boundary
 
-    def _shared(self, number: int) -> tuple[int, ...]:
+    def shared_scope(self, number: int) -> tuple[int, ...]:
+        """Variables outside a run that all its links are coupled with."""
         return self._parts.shared_keep(number, self._exact)
 
     def _matrix(self, link: Elimination, number: int) -> np.ndarray:
@@ -108,7 +110,7 @@ class Minimisation:
     def chain_scope(self, number: int) -> tuple[int, ...]:
         """Variables of the outer part that a chain depends on."""
         run = self._model.runs[number]
-        return (*self._shared(number), *run.first_boundary, *run.last_boundary)
+        return (*self.shared_scope(number), *run.first_boundary, *run.last_boundary)
 
     def chain_shape(self, number: int) -> tuple[int, ...]:
         """Sizes of the variables of ``chain_scope``."""
@@ -131,47 +133,48 @@ class Minimisation:
     # -- the way back ------------------------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
-        """Bound, assignment and its exact price."""
+        """Bound, choices and their exact price."""
         if self.bound >= int(INFINITE):
-            return Outcome(bound=self.bound, assignment=None, ns=0, num_bytes=0)
-        assignment = self._assignment()
-        price = price_assignment(self._parts.costed, assignment)
+            return Outcome(bound=self.bound, choices=None, ns=0, num_bytes=0)
+        choices = self._choices()
+        price = price_choices(self._parts.costed, choices)
         return Outcome(
             bound=self.bound,
-            assignment=assignment,
+            choices=choices,
             ns=price.ns,
             num_bytes=price.num_bytes,
             activation_bytes=price.activation_bytes,
         )
 
-    def _assignment(self) -> Assignment:
+    def _choices(self) -> Choices:
         values: dict[int, int] = {}
         self._outer.backtrack(values)
         links = [self._walk(number, values) for number in range(len(self._model.runs))]
-        return compose(self._parts.domains, values, links)
+        return compose(self._parts.domains, self._weights, values, links)
 
-    def _walk(self, number: int, values: Mapping[int, int]) -> list[dict[int, int]]:
-        """Cheapest occurrences of a run after the first, between the boundary states of the outer part."""
+    def _walk(self, number: int, values: Mapping[int, int]) -> list[tuple[Mapping[int, int], bool]]:
+        """Cheapest occurrences of a run after the first, between the boundary states of the outer part, and whether
+        each is the last."""
         run = self._model.runs[number]
         shared, boundary = self.sizes(number)
-        s = _ravel([values[v] for v in self._shared(number)], shared)
+        s = _ravel([values[v] for v in self.shared_scope(number)], shared)
         a = _ravel([values[v] for v in run.first_boundary], boundary)
         b = _ravel([values[v] for v in run.last_boundary], boundary)
         path = self.chains[number].path(s, a, b)
         known: dict[tuple[int, int, bool], dict[int, int]] = {}
-        occurrences: list[dict[int, int]] = []
+        occurrences: list[tuple[Mapping[int, int], bool]] = []
         for occurrence in range(1, run.num_links + 1):
             key = (path[occurrence - 1], path[occurrence], occurrence == run.num_links)
             if key not in known:
                 known[key] = self._link_values(number, *key, values)
-            occurrences.append(known[key])
+            occurrences.append((known[key], key[2]))
         return occurrences
 
     def _link_values(self, number: int, a: int, b: int, last: bool, values: Mapping[int, int]) -> dict[int, int]:
         """Cheapest values of a link's variables between the boundary states a and b."""
         run = self._model.runs[number]
         _, boundary = self.sizes(number)
-        inner = {variable: values[variable] for variable in self._shared(number)}
+        inner = {variable: values[variable] for variable in self.shared_scope(number)}
         inner.update(zip(run.first_boundary, _unravel(a, boundary), strict=True))
         inner.update(zip(run.second_boundary, _unravel(b, boundary), strict=True))
         self._links[number][1 if last else 0].backtrack(inner)
@@ -185,7 +188,7 @@ class Minimisation:
         self._merge(result, self._outer.marginals())
         for number, chain in enumerate(self.chains):
             around = chain.outside_of_links(self.outside(number))
-            free = frozenset(self._model.runs[number].shared).difference(self._shared(number))
+            free = frozenset(self._model.runs[number].shared).difference(self.shared_scope(number))
             self._merge(result, self._links[number][0].marginals(around.reshape(self.chain_shape(number))), free)
         return result
 
@@ -194,7 +197,7 @@ class Minimisation:
     ) -> None:
         """Take over what is less; ``foreign`` variables were free in the part, which says nothing of their values."""
         for variable, costs in found.items():
-            if variable in self._parts.sets or variable in foreign:
+            if self._parts.is_set(variable) or variable in foreign:
                 continue
             key = self._model.class_of_variable(variable)
             result[key] = np.minimum(result[key], costs) if key in result else costs

@@ -1,27 +1,26 @@
 """The cost model of one graph on one mesh, cut into the parts that elimination works on.
 
-Variables are numbered: operators by their index in the graph, then parameters that several operands read, then set
-variables (exact stage). The *outer* part holds the operators outside runs, the first occurrence of every run, and the
-boundary of the last one. The *link* part of a run holds its second occurrence, between the boundary of the first and
-its own: all later occurrences are copies of it.
+Variables are numbered: operators by their index in the graph, then parameters that several operands read, then the
+recompute settings of regions, their ZeRO settings, and set variables (exact stage). The *outer* part holds the
+operators outside runs, the first occurrence of every run, and the boundary of the last one. The *link* part of a run
+holds its second occurrence, between the boundary of the first and its own: all later occurrences are copies of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from tap_planner.cluster import Cluster, Mesh
 from tap_planner.folding import FoldedGraph
-from tap_planner.search.configuration import Configuration
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.places import Places
 from tap_planner.search.space import ModelSpace, ParameterState
 from tap_planner.search.storage import ParameterStorage
 from tap_planner.search.tensor_terms import TensorTerms
-from tap_planner.search.terms import RegionPolicy, Term
+from tap_planner.search.terms import Term
 from tap_planner.sharding import Placements
 
 MAX_BOUNDARY_STATES = 400
@@ -50,26 +49,28 @@ class RunParts:
     """Occurrences after the first."""
     boundary: tuple[int, ...]
     """Offsets inside an occurrence of the operators (variables) that the next occurrence or the outside sees."""
+    settings: tuple[int, ...]
+    """Recompute variables of the first, second and last occurrence where the next occurrence sees them, else empty."""
     shared: tuple[int, ...]
     """Variables outside that every occurrence reads."""
 
     @property
     def first_boundary(self) -> tuple[int, ...]:
         """Boundary variables of the first occurrence."""
-        return self._boundary_of(self.first)
+        return self._boundary_of(self.first, 0)
 
     @property
     def second_boundary(self) -> tuple[int, ...]:
         """Boundary variables of the second occurrence."""
-        return self._boundary_of(self.second)
+        return self._boundary_of(self.second, 1)
 
     @property
     def last_boundary(self) -> tuple[int, ...]:
         """Boundary variables of the last occurrence."""
-        return self._boundary_of(self.last)
+        return self._boundary_of(self.last, 2)
 
-    def _boundary_of(self, occurrence: range) -> tuple[int, ...]:
-        return tuple(occurrence.start + offset for offset in self.boundary)
+    def _boundary_of(self, occurrence: range, which: int) -> tuple[int, ...]:
+        return (*(occurrence.start + offset for offset in self.boundary), *self.settings[which : which + 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +112,18 @@ class Model:
         self.occurrence_of = self.places.occurrence_of
         self.class_of = self.places.class_of
         self.region_of = self.places.region_of
+        self._zero_groups: dict[int, int] = {}
+        self.tables: dict[Hashable, object] = {}
+        """Tables of terms that several configurations have in common, by whoever made them."""
+        self.points: dict[Hashable, tuple[int, int]] = {}
+        """Exact prices of terms."""
+        self._num_masks = 1 << len(space.mesh_shape)
+        self._first_setting = self.num_operators + len(space.graph.parameters)
         self.parameters = ParameterStorage(space, self.places)
         self._tensor_terms = TensorTerms(space, self.places, self.parameters)
         self._build()
 
     # -- places ------------------------------------------------------------------------------------------------
-
-    def policy(self, configuration: Configuration) -> RegionPolicy:
-        """Regions under the recompute setting."""
-        return self.places.policy(configuration)
 
     def producer_of(self, tensor: str) -> int | None:
         """Index of the operator that makes a tensor."""
@@ -136,6 +140,10 @@ class Model:
             return run < 0 or occurrence == 0
         return run == number and occurrence == 1
 
+    def lies_outside_links(self, index: int) -> bool:
+        """Whether an operator lies in the outer part."""
+        return self.lies_in(index, PartKind.OUTER, 0)
+
     def multiplicity(self, index: int) -> int:
         """How many operators one of the parts stands for; 0 for those that others stand for."""
         run, occurrence = int(self.run_of[index]), int(self.occurrence_of[index])
@@ -149,22 +157,79 @@ class Model:
         """The variable whose domain and own cost a variable shares."""
         if variable < self.num_operators:
             return int(self.class_of[variable])
-        return self.parameters.class_of(variable)
+        if variable < self._first_setting:
+            return self.parameters.class_of(variable)
+        if self.is_recompute(variable):
+            region = self.region_of_setting(variable)
+            return self.recompute_variable(self.places.region_class.get(region, region))
+        group, mask = self.group_of_setting(variable)
+        return self.zero_variable(self.places.region_class.get(group, group), mask)
+
+    # -- settings ----------------------------------------------------------------------------------------------
+
+    def recompute_variable(self, region: int) -> int:
+        """The recompute setting of a region."""
+        return self._first_setting + region
+
+    def is_recompute(self, variable: int) -> bool:
+        """Whether a variable is the recompute setting of a region."""
+        return 0 <= variable - self._first_setting < self.places.num_regions
+
+    def region_of_setting(self, variable: int) -> int:
+        """The region of a recompute setting."""
+        return variable - self._first_setting
+
+    def zero_variable(self, group: int, mask: int) -> int:
+        """The ZeRO setting of the parameters of a group that have the same data axes.
+
+        Args:
+            group: see ``zero_group``.
+            mask: the data axes, as bits.
+        """
+        return self._first_setting + self.places.num_regions + group * self._num_masks + mask
+
+    def is_zero(self, variable: int) -> bool:
+        """Whether a variable is a ZeRO setting."""
+        return self.zero_variable(0, 0) <= variable < self.set_variable(0)
+
+    def group_of_setting(self, variable: int) -> tuple[int, int]:
+        """(group, data axes as bits) of a ZeRO setting."""
+        return divmod(variable - self.zero_variable(0, 0), self._num_masks)
+
+    def zero_group(self, variable: int) -> int:
+        """The group of what is stored with a variable: its region, or a group of its own for a parameter that several
+        regions read.
+
+        Args:
+            variable: an operator (with the parameters that only it reads), or a parameter that several read.
+        """
+        if variable < self.num_operators:
+            return int(self.region_of[variable])
+        if variable not in self._zero_groups:
+            regions = self.parameters.regions_of(variable)
+            own = self.places.num_regions + variable - self.num_operators
+            self._zero_groups[variable] = regions[0] if len(regions) == 1 else own
+        return self._zero_groups[variable]
 
     def domain(self, variable: int) -> int:
-        """Number of values of a variable."""
+        """Number of values of a variable that is no setting."""
         if variable < self.num_operators:
             return len(self.space.operator(int(self.class_of[variable])).strategies)
         return len(self.states(self.parameter_of(self.class_of_variable(variable))))
 
     def set_variable(self, position: int) -> int:
-        """The set variable of a shared term: the numbers after those of all parameters."""
-        return self.num_operators + len(self.graph.parameters) + position
+        """The set variable of a shared term: the numbers after those of all settings."""
+        return self.zero_variable(self.places.num_regions + len(self.graph.parameters), 0) + position
 
     @property
     def shared_parameters(self) -> Mapping[str, int]:
         """Variables of the parameters that several operands read."""
         return self.parameters.shared
+
+    @property
+    def parameter_variables(self) -> range:
+        """Numbers of the variables of parameters."""
+        return range(self.num_operators, self._first_setting)
 
     def parameter_of(self, variable: int) -> str:
         """Name of the parameter of a parameter variable."""
@@ -181,6 +246,12 @@ class Model:
     def state_index(self, name: str, placements: Placements) -> int:
         """State of a read under a storage; one past the last where the read cannot have it."""
         return self._tensor_terms.state_index(name, placements)
+
+    def first_region(self, variable: int) -> int:
+        """The region of an operator; of a parameter, that of its first reader."""
+        if variable < self.num_operators:
+            return int(self.region_of[variable])
+        return int(self.region_of[self.parameters.first_use(variable)[0]])
 
     # -- parts -------------------------------------------------------------------------------------------------
 
@@ -246,6 +317,7 @@ class Model:
             last=range(last_start, last_start + run.period),
             num_links=run.count - 1,
             boundary=tuple(sorted(self._boundary_offsets(number, terms, run.start, last_start))),
+            settings=self._boundary_settings(number, terms),
             shared=tuple(dict.fromkeys(self._shared_producers(number))),
         )
 
@@ -257,6 +329,15 @@ class Model:
             places = ((v, *self._place(v)) for v in term.variables)
             offsets.update(v - last_start for v, run, occurrence in places if run == number and occurrence > 0)
         return offsets
+
+    def _boundary_settings(self, number: int, terms: _RunTerms) -> tuple[int, ...]:
+        """Recompute variables of the first, second and last occurrence, where what leaves one depends on its own."""
+        regions = self.places.run_regions[number]
+        crosses = any(regions[0] in term.regions for term in terms.crossing)
+        leaves = any(regions[-1] in term.regions for term in terms.leaving)
+        if not crosses and not leaves:
+            return ()
+        return tuple(self.recompute_variable(region) for region in (regions[0], regions[1], regions[-1]))
 
     def _shared_producers(self, number: int) -> Iterable[int]:
         """Producers of the shared terms that a run reads."""
@@ -277,7 +358,7 @@ class Model:
         run = self.runs[number]
         if not all(0 <= offset < len(run.first) for offset in run.boundary):
             return False
-        return math.prod(self.domain(variable) for variable in run.first_boundary) <= MAX_BOUNDARY_STATES
+        return math.prod(self.domain(run.first.start + offset) for offset in run.boundary) <= MAX_BOUNDARY_STATES
 
 
 def build_model(

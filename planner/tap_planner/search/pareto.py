@@ -166,8 +166,8 @@ def pareto_eliminate(
     outside: np.ndarray,
     weights: tuple[int, int],
     ceiling: int,
-) -> ParetoFactor:
-    """Pareto pairs over the kept variables of ``guide``.
+) -> tuple[ParetoFactor, ...]:
+    """Factors over kept variables of ``guide`` whose sums are the Pareto pairs of the whole.
 
     Args:
         factors: pairs per cell.
@@ -187,5 +187,20 @@ def pareto_eliminate(
         neighbours = tuple(sorted({v for f in mine for v in f.scope} - {variable}))
         joined = join(mine, (*neighbours, variable), sizes)
         active.append(_within(_drop(joined, variable), rest, *weights, ceiling))
-    whole = join(active, guide.keep, sizes)
-    return _within(whole, outside, *weights, ceiling)
+    return tuple(active)
+
+
+def pareto_join(
+    factors: Sequence[ParetoFactor],
+    sizes: Mapping[int, int],
+    guide: Elimination,
+    outside: np.ndarray,
+    weights: tuple[int, int],
+    ceiling: int,
+) -> ParetoFactor:
+    """The sums of factors over kept variables, as one factor over all of them; arguments as in ``pareto_eliminate``.
+
+    Raises:
+        WidthError: too many pairs.
+    """
+    return _within(join(factors, guide.keep, sizes), outside, *weights, ceiling)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.domains import Domains
-from tap_planner.search.elimination import WidthError
 from tap_planner.search.model import PartKind
 from tap_planner.search.sets import SetVariables
-from tap_planner.search.shares import Shares, is_shared_out
+from tap_planner.search.shares import NO_SHARES, Shares, is_shared_out, most_keepers
 from tap_planner.search.terms import SCALE, RegionPolicy, Term
 from tap_planner.search.weighting import PartTables
+from tap_planner.search.wide import widen
 
-MAX_DENSE_ENTRIES = 4_000_000
-"""Largest exact table of a term."""
+MAX_DENSE_ENTRIES = 20_000
+"""Largest exact table over all variables of a term of more than two; beyond, set variables stand between them."""
 MAX_RELAXED_ENTRIES = 200_000
 """Largest relaxed table over a run's boundary and what its occurrences share; its powers take minutes beyond."""
 
 _TableKey = tuple[PartKind, int, bool]
 """Part, run, whether exact."""
+_Table = tuple[tuple[int, ...], np.ndarray, np.ndarray]
+"""(Variables, SCALE x ns, SCALE x bytes)."""
 
 
 class Parts:
@@ -37,9 +41,13 @@ class Parts:
     def __init__(self, costed: CostedModel, alive: Mapping[int, np.ndarray] | None = None) -> None:
         self.costed = costed
         self.model = costed.model
-        self.domains = Domains(costed.model, alive)
+        self.domains = Domains(costed, alive)
         self.sets = SetVariables(costed, self.domains)
-        self._shares = Shares()
+        self._shares = NO_SHARES
+        self._restricted = alive is not None
+        self._local_sets: dict[str, int] = {}
+        """By tensor, the set variable that stands for its consumers inside a part."""
+        self._set_sizes: dict[int, int] = {}
         self._tables: dict[_TableKey, PartTables] = {}
         self._orders: dict[_TableKey, tuple[int, ...] | None] = {}
         """Elimination orders of tables that were dropped: the structure of the new ones is the same."""
@@ -57,7 +65,13 @@ class Parts:
 
     def size(self, variable: int) -> int:
         """Number of possible values of a variable."""
+        if variable in self._set_sizes:
+            return self._set_sizes[variable]
         return self.sets.size(variable) if variable in self.sets else len(self.domains.alive(variable))
+
+    def is_set(self, variable: int) -> bool:
+        """Whether a variable stands for a set of demands or destinations."""
+        return variable in self._set_sizes or variable in self.sets
 
     def shared_keep(self, number: int, exact: bool) -> tuple[int, ...]:
         """Variables outside a run that its occurrences are coupled with.
@@ -97,18 +111,14 @@ class Parts:
         return self._tables[key]
 
     def _make_tables(self, kind: PartKind, number: int, exact: bool) -> PartTables:
-        part, policy = self.model.part(kind, number), self.costed.part_policy(kind, number)
+        part = self.model.part(kind, number)
         tables = PartTables()
         for variable in part.variables:
-            ns, num_bytes = self.costed.own(variable)
-            values = self.domains.alive(variable)
-            tables.add((variable,), ns[values] * SCALE, num_bytes[values] * SCALE, activation=False)
-        for term in part.terms:
-            self._add_term(tables, term, policy, exact)
+            self._add_own(tables, variable, kind, exact)
+        for scope, ns, num_bytes in self._term_tables(kind, number, exact):
+            tables.add(scope, ns if self.costed.repeat == 1 else ns * self.costed.repeat, num_bytes)
         if exact:
             self.sets.add_tables(tables, kind, number)
-        else:
-            self._add_shared_terms(tables, kind, number, policy)
         if kind is not PartKind.OUTER:
             run = self.model.runs[number]
             tables.keep = (*self.shared_keep(number, exact), *run.first_boundary, *run.second_boundary)
@@ -126,38 +136,190 @@ class Parts:
         run = self.model.runs[number]
         return (*run.first_boundary, *run.second_boundary, *run.shared)
 
-    def _add_term(self, tables: PartTables, term: Term, policy: RegionPolicy, exact: bool) -> None:
-        if is_shared_out(term) and not exact:
-            regions = {slot.region for slot in term.slots}
-            for scope, ns, num_bytes in self._shared_out(term, policy, [1] * len(term.slots), len(regions) == 1):
-                tables.add(scope, ns, num_bytes)
-            return
+    # -- own costs ---------------------------------------------------------------------------------------------
+
+    def _add_own(self, tables: PartTables, variable: int, kind: PartKind, exact: bool) -> None:
+        """Compute of an operator, and what is stored with a variable."""
+        values = self.domains.alive(variable)
+        if variable < self.model.num_operators:
+            ns = self.costed.operator_ns(variable)
+            setting = self.model.recompute_variable(int(self.model.region_of[variable]))
+            modes = self.domains.alive(setting) if len(ns) > 1 else np.zeros(1, dtype=np.int64)
+            table = ns[np.ix_(modes, values)] * SCALE
+            scope, table = _without_equal_dims((setting,), table)
+            num_bytes = np.broadcast_to(self.costed.result_bytes(variable)[values] * SCALE, table.shape)
+            tables.add((*scope, variable), table, num_bytes, activation=False)
+        if self.costed.makes_room(variable, kind):
+            whole = self.costed.whole_bytes(variable, self.costed.configuration.settings.whole_level)[values] * SCALE
+            tables.add((variable,), np.zeros_like(whole), whole, activation=False)
+        for mask, costs in self.costed.parameter_costs(variable).items():
+            setting = self.model.zero_variable(self.model.zero_group(variable), mask)
+            zeros = self.domains.alive(setting)
+            ns, num_bytes = (table[np.ix_(zeros, values)] * SCALE for table in costs)
+            if exact and len(zeros) > 1:
+                scope, both = _without_equal_dims((setting,), np.stack([ns, num_bytes], axis=1))
+                ns, num_bytes = np.moveaxis(both, len(scope), 0)
+                tables.add((*scope, variable), ns, num_bytes, activation=False)
+            else:
+                tables.add_options((variable,), ns, num_bytes)
+
+    # -- terms -------------------------------------------------------------------------------------------------
+
+    def _term_tables(self, kind: PartKind, number: int, exact: bool) -> list[_Table]:
+        """Tables of the terms of a part, for one run of the graph; common ones are made once for all configurations."""
+        if exact or self._restricted or self._shares is not NO_SHARES:
+            return self._make_term_tables(kind, number, exact)
+        key = (kind, number, self.costed.recomputes)
+        if key not in self.model.tables:
+            self.model.tables[key] = self._make_term_tables(kind, number, exact)
+        return cast("list[_Table]", self.model.tables[key])
+
+    def _make_term_tables(self, kind: PartKind, number: int, exact: bool) -> list[_Table]:
+        tables: list[_Table] = []
+        for term in self.model.part(kind, number).terms:
+            if is_shared_out(term) and not exact:
+                together = len({slot.region for slot in term.slots}) == 1
+                self._add_shares(tables, term, [1] * len(term.slots), together, kind, number)
+                self._add_producer_share(tables, term, [1] * len(term.slots), kind, number)
+            else:
+                self._add_term(tables, term, kind, number, exact)
+        if not exact:
+            self._add_shared_terms(tables, kind, number)
+        return tables
+
+    def _policies(
+        self, regions: Sequence[int], kind: PartKind, number: int
+    ) -> Iterator[tuple[tuple[int, ...], RegionPolicy]]:
+        """(place of each region's setting among the possible ones, policy), for all of them."""
+        options = [self.domains.modes(region) for region in regions]
+        for places in itertools.product(*(range(len(modes)) for modes in options)):
+            chosen = {region: modes[place] for region, modes, place in zip(regions, options, places, strict=True)}
+            yield places, self.costed.policy(chosen, kind, number)
+
+    def _over_settings(
+        self,
+        regions: Sequence[int],
+        kind: PartKind,
+        number: int,
+        make: Callable[[RegionPolicy], tuple[np.ndarray, np.ndarray]],
+    ) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
+        """(settings that matter, SCALE x ns, SCALE x bytes) of what ``make`` gives under all settings of regions."""
+        regions = [region for region in regions if self.model.places.recomputes(region)]
+        made = [make(policy) for _, policy in self._policies(regions, kind, number)]
+        shape = tuple(len(self.domains.modes(region)) for region in regions)
+        both = np.stack([np.stack(pair) for pair in made]).reshape(*shape, 2, *made[0][0].shape)
+        settings = tuple(self.model.recompute_variable(region) for region in regions)
+        settings, both = _without_equal_dims(settings, both)
+        ns, num_bytes = np.moveaxis(both, len(settings), 0)
+        return settings, ns, num_bytes
+
+    def _add_term(self, tables: list[_Table], term: Term, kind: PartKind, number: int, exact: bool) -> None:
         alive = [self.domains.alive(variable) for variable in term.variables]
         entries = math.prod(len(values) for values in alive)
-        if exact and entries > MAX_DENSE_ENTRIES:
-            raise WidthError(f"a term of {entries} entries")
-        ns, num_bytes = term.dense(alive, policy)
-        tables.add(term.variables, ns * self.costed.repeat, num_bytes)
+        if exact and entries > MAX_DENSE_ENTRIES and term.producer is not None and is_shared_out(term):
+            self._add_wide_term(tables, term, kind, number)
+            return
+        scope, ns, num_bytes = self._over_settings(term.regions, kind, number, lambda policy: term.dense(alive, policy))
+        tables.append(((*scope, *term.variables), ns, num_bytes))
 
-    def _add_shared_terms(self, tables: PartTables, kind: PartKind, number: int, policy: RegionPolicy) -> None:
+    def _add_wide_term(self, tables: list[_Table], term: Term, kind: PartKind, number: int) -> None:
+        """A term of many consumers, by way of a set variable."""
+        assert term.producer is not None
+        readers = dict.fromkeys(slot.variable for slot in term.slots)
+        wide = widen(term, [(variable, self.domains.alive(variable)) for variable in readers])
+        values = self.domains.alive(term.producer)
+        variable = self._local_set(term, wide.num_sets)
+        scope, ns, num_bytes = self._over_settings(
+            term.regions, kind, number, lambda policy: wide.costs(values, policy)
+        )
+        tables.append(((*scope, term.producer, variable), ns, num_bytes))
+        for reader, forbidden in wide.consumers:
+            tables.append(((variable, reader), forbidden, np.zeros_like(forbidden)))
+
+    def _local_set(self, term: Term, num_sets: int) -> int:
+        """The set variable of a term inside a part."""
+        if term.tensor not in self._local_sets:
+            self._local_sets[term.tensor] = self.model.set_variable(len(self.model.shared_terms)) + len(
+                self._local_sets
+            )
+        variable = self._local_sets[term.tensor]
+        self._set_sizes[variable] = num_sets
+        return variable
+
+    def _add_shared_terms(self, tables: list[_Table], kind: PartKind, number: int) -> None:
         """Shares that the readers in a part bear of the terms that occurrences share."""
         for term in self.model.shared_terms:
             slots = tuple(slot for slot in term.slots if self.model.multiplicity(slot.variable))
             multiplicity = [self.model.multiplicity(slot.variable) for slot in slots]
-            for scope, ns, num_bytes in self._shared_out(replace(term, slots=slots), policy, multiplicity, False):
-                if self.model.lies_in(scope[-1], kind, number):
-                    tables.add(scope, ns, num_bytes)
+            reduced = replace(term, slots=slots)
+            self._add_shares(tables, reduced, multiplicity, False, kind, number, only_inside=True)
+            if kind is PartKind.OUTER:
+                self._add_producer_share(tables, reduced, multiplicity, kind, number)
 
-    def _shared_out(
-        self, term: Term, policy: RegionPolicy, multiplicity: Sequence[int], together: bool
-    ) -> Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
-        """Per slot (scope, SCALE x ns, SCALE x bytes): the slot's variable is last in the scope."""
-        alive = [self.domains.of_producer(term), *(self.domains.alive(slot.variable) for slot in term.slots)]
+    def _add_shares(
+        self,
+        tables: list[_Table],
+        term: Term,
+        multiplicity: Sequence[int],
+        together: bool,
+        kind: PartKind,
+        number: int,
+        *,
+        only_inside: bool = False,
+    ) -> None:
+        """What every slot bears of a term."""
         edges = self._shares.edges.get(term.tensor, {})
         copies = self._shares.copies.get(term.tensor, {})
-        for index, ns, num_bytes in term.shares(alive, policy, multiplicity, together, edges, copies):
-            reader = term.slots[index].variable
+        total, keeping = sum(multiplicity), most_keepers(self.costed, term, multiplicity)
+        for index, slot in enumerate(term.slots):
+            if only_inside and not self.model.lies_in(slot.variable, kind, number):
+                continue
+            alive = (self.domains.of_producer(term), self.domains.alive(slot.variable))
+
+            def make(
+                policy: RegionPolicy, position: int = index, alive: Sequence[np.ndarray] = alive
+            ) -> tuple[np.ndarray, np.ndarray]:
+                region = term.slots[position].region
+                ns = term.shared_time(position, alive, policy.mode(region), total, together, edges)
+                num_bytes = term.shared_bytes(position, alive, policy, keeping, copies)
+                return ns, np.zeros_like(ns) if num_bytes is None else num_bytes
+
+            scope, ns, num_bytes = self._over_settings((slot.region,), kind, number, make)
             if term.producer is None:
-                yield (reader,), ns[0] * self.costed.repeat, num_bytes[0]
+                ns, num_bytes = ns[..., 0, :], num_bytes[..., 0, :]
+                scope = (*scope, slot.variable)
             else:
-                yield (term.producer, reader), ns * self.costed.repeat, num_bytes
+                scope = (*scope, term.producer, slot.variable)
+            tables.append((scope, ns, num_bytes))
+
+    def _add_producer_share(
+        self, tables: list[_Table], term: Term, multiplicity: Sequence[int], kind: PartKind, number: int
+    ) -> None:
+        """What the producer bears of the copy that it keeps."""
+        if term.producer is None or not term.producer_keeps or not term.is_activation:
+            return
+        copies = self._shares.copies.get(term.tensor, {})
+        keeping = most_keepers(self.costed, term, multiplicity)
+        alive = (self.domains.of_producer(term),)
+        size = len(alive[0])
+
+        def make(policy: RegionPolicy) -> tuple[np.ndarray, np.ndarray]:
+            found = term.shared_bytes(len(term.slots), alive, policy, keeping, copies)
+            none = np.zeros(size, dtype=np.int64)
+            return none, none if found is None else found[:, 0]
+
+        scope, ns, num_bytes = self._over_settings((term.producer_region,), kind, number, make)
+        tables.append(((*scope, term.producer), ns, num_bytes))
+
+
+def _without_equal_dims(settings: tuple[int, ...], table: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """A table whose leading dims are settings, without those along which nothing changes."""
+    kept: list[int] = []
+    for setting in settings:
+        axis = len(kept)
+        first = table.take([0], axis=axis)
+        if table.shape[axis] == 1 or bool((table == first).all()):
+            table = table.take(0, axis=axis)
+        else:
+            kept.append(setting)
+    return tuple(kept), table

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
+
 import numpy as np
 
-from tap_planner.search.configuration import Configuration
+from tap_planner.schedule import rerun_operators
+from tap_planner.search.configuration import Recompute
 from tap_planner.search.space import ModelSpace
 from tap_planner.search.terms import RegionPolicy
 
@@ -20,6 +24,7 @@ class Places:
 
     def __init__(self, space: ModelSpace) -> None:
         count = len(space.graph.operators)
+        self._graph = space.graph
         self.num_operators = count
         self.run_of = np.full(count, -1)
         """[num_operators] number of the run; -1 outside runs."""
@@ -51,11 +56,40 @@ class Places:
             position = run.start + run.count * run.period
         self.region_of[position:] = region
 
-    def policy(self, configuration: Configuration) -> RegionPolicy:
-        """Regions under the recompute setting."""
-        if configuration.recompute == "none" or not configuration.training:
-            return RegionPolicy(recomputed=frozenset(), working=frozenset())
-        return RegionPolicy(
-            recomputed=frozenset(region for regions in self.run_regions for region in regions),
-            working=frozenset(regions[-1] for regions in self.run_regions),
-        )
+    @property
+    def num_regions(self) -> int:
+        """Number of regions."""
+        return int(self.region_of.max(initial=-1)) + 1
+
+    @cached_property
+    def region_class(self) -> Mapping[int, int]:
+        """Per region of a run, the region of the run's first occurrence."""
+        return {region: regions[0] for regions in self.run_regions for region in regions}
+
+    @cached_property
+    def last_regions(self) -> frozenset[int]:
+        """The last occurrence of every run."""
+        return frozenset(regions[-1] for regions in self.run_regions)
+
+    def recomputes(self, region: int) -> bool:
+        """Whether a region can recompute: occurrences of runs can, what lies between them cannot."""
+        return region in self.region_class
+
+    @cached_property
+    def rerun(self) -> np.ndarray:
+        """[num_operators] whether an operator runs again under selective recomputation of its region."""
+        rerun = np.zeros(self.num_operators, dtype=bool)
+        for regions in self.run_regions:
+            first = np.flatnonzero(self.region_of == regions[0])
+            again = np.array(sorted(rerun_operators(self._graph, tuple(first.tolist()))), dtype=np.int64)
+            for occurrence in range(len(regions)):
+                rerun[again + occurrence * len(first)] = True
+        return rerun
+
+    def policy(self, recompute: Mapping[int, Recompute]) -> RegionPolicy:
+        """Regions as they are in the whole graph.
+
+        Args:
+            recompute: what the regions choose that do not keep everything.
+        """
+        return RegionPolicy(modes=recompute, working=self.last_regions)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from fractions import Fraction
 
+from tap_planner.cluster import Mesh, part_of
 from tap_planner.errors import InfeasibleError, LimitReachedError, UnsupportedGraphError
 from tap_planner.graph import Graph
 from tap_planner.search.assemble import assemble
-from tap_planner.search.capacity import parameter_demand, tensor_demand, uncountable
-from tap_planner.search.configuration import Configuration
-from tap_planner.search.constraints import StrategyFilter
+from tap_planner.search.capacity import least_ns, parameter_demand, tensor_demand, uncountable
+from tap_planner.search.configuration import Configuration, Recompute, Settings, zero_settings
+from tap_planner.search.constraints import NO_RULES
 from tap_planner.search.costing import CostedModel
+from tap_planner.search.feasibility import first_conflict
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.obstacles import find_obstacles
@@ -20,14 +23,12 @@ from tap_planner.search.solver import Solver
 from tap_planner.search.weighting import Outcome
 from tap_planner.sharding import BatchMap, block_hints, map_batch
 
-WITHOUT_ACTIVATIONS = 1 << 40
-"""Divisor of activations that leaves nothing of them."""
 MAX_MICROBATCHES = 128
 """Largest microbatch count that the search tries by itself."""
 
 
-_Setting = tuple[int, int, int]
-"""Indices of mesh, ZeRO level and recompute setting."""
+_Setting = tuple[int, int]
+"""Index of the mesh, and of what regions may choose from."""
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class _Candidate:
     setting: _Setting
     microbatches: int
     bound_ns: int
+    room: int | None = None
+    """Highest ZeRO level in runs, for which there is room; None: any, without room (a lower bound)."""
     state: LimitedSearch | None = None
     screened: bool = False
     """Whether the graph of one microbatch (all of the batch) has given its bound."""
@@ -67,14 +70,18 @@ class _Search:
         self._models: dict[tuple[int, int], Model] = {}
         self._batch_maps: dict[int, BatchMap] = {}
         self._hints: dict[int, dict[str, tuple[tuple[int, ...], ...]]] = {}
+        self._allowed: dict[tuple[int, int], bool] = {}
         self._notes: list[str] = []
         self._unlimited: dict[_Setting, int] = {}
         self._settled: dict[_Setting, set[int]] = {}
         self._queue: list[tuple[int, _Setting, int, int, _Candidate]] = []
         self._order = 0
         self._num_solved = 0
-        self._multiplier = 0
+        self._hints_of_bounds: dict[_Setting, Fraction] = {}
+        self._multiplier = Fraction(0)
+        self._least: dict[tuple[int, ...], int] = {(): 0}
         self._best: tuple[_Candidate, Outcome] | None = None
+        self._settings: dict[_Setting, Settings] = {}
         self._counts = self._microbatch_counts()
         self._check_sizes()
 
@@ -123,39 +130,77 @@ class _Search:
     def _graph(self, microbatches: int) -> Graph:
         return self._request.folded(microbatches).graph
 
+    def _hints_of(self, microbatches: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+        if microbatches not in self._hints:
+            self._hints[microbatches] = dict(block_hints(self._graph(microbatches)))
+        return self._hints[microbatches]
+
+    def _is_allowed(self, mesh: int, microbatches: int) -> bool:
+        """Whether the rules leave every operator a strategy: a smaller microbatch may no longer be split as they ask.
+
+        For the first count that is sure: the meshes of a request are those on which it is so.
+        """
+        if microbatches == self._counts[0]:
+            return True
+        key = (mesh, microbatches)
+        if key not in self._allowed:
+            self._allowed[key] = self._keeps_rules(self._request.meshes[mesh], microbatches)
+        return self._allowed[key]
+
+    def _keeps_rules(self, mesh: Mesh, microbatches: int) -> bool:
+        if self._request.constraints(mesh, self._graph(self._counts[0])).rules == NO_RULES:
+            return True
+        graph = self._graph(microbatches)
+        rules = self._request.constraints(mesh, graph)
+        return first_conflict(graph, self._hints_of(microbatches), rules, mesh) is None
+
     def _model(self, mesh: int, microbatches: int) -> Model:
         key = (mesh, microbatches)
         if key not in self._models:
             request = self._request
             folded = request.folded(microbatches)
-            if microbatches not in self._hints:
-                self._hints[microbatches] = dict(block_hints(folded.graph))
-            rules = request.constraints(request.meshes[mesh])
             self._models[key] = build_model(
                 folded,
                 request.cluster,
                 request.meshes[mesh],
                 request.precision,
-                StrategyFilter(rules, self._batch_map(microbatches).choices),
-                self._hints[microbatches],
+                request.constraints(request.meshes[mesh], folded.graph),
+                self._hints_of(microbatches),
             )
         return self._models[key]
 
+    def _choices_of_settings(self, mesh: int) -> tuple[Settings, ...]:
+        """What regions may choose from: everything, or one after the other where the whole plan must have the same."""
+        request = self._request
+        zeros = zero_settings(request.zero_levels, len(request.meshes[mesh].axes), hybrid=request.hybrid_zero)
+        recomputes = tuple(sorted(Recompute[name.upper()] for name in request.recomputes))
+        if not request.uniform_settings:
+            return (Settings(recomputes=recomputes, zeros=zeros),)
+        return tuple(Settings(recomputes=(mode,), zeros=(zero,)) for zero in zeros for mode in recomputes)
+
     def _configuration(self, candidate: _Candidate) -> Configuration:
         request = self._request
-        _, zero, recompute = candidate.setting
+        settings = self._settings[candidate.setting]
         return Configuration(
-            zero=request.zero_levels[zero],
-            recompute=request.recomputes[recompute],
+            settings=settings if candidate.room is None else settings.up_to(candidate.room),
             microbatches=candidate.microbatches,
             optimizer=request.optimizer,
             precision=request.precision,
             training=request.training,
         )
 
+    def _costed(self, candidate: _Candidate, *, whole_batch: bool = False) -> CostedModel:
+        """The model of a candidate.
+
+        Args:
+            candidate: which one.
+            whole_batch: with the graph of the whole batch, and what is paid for each of the candidate's microbatches.
+        """
+        model = self._model(candidate.setting[0], self._counts[0] if whole_batch else candidate.microbatches)
+        return CostedModel(model, self._configuration(candidate), repeat=1 if whole_batch else None)
+
     def _solver(self, candidate: _Candidate) -> Solver:
-        model = self._model(candidate.setting[0], candidate.microbatches)
-        return Solver(CostedModel(model, self._configuration(candidate)))
+        return Solver(self._costed(candidate))
 
     # -- best first --------------------------------------------------------------------------------------------
 
@@ -163,38 +208,60 @@ class _Search:
         """Advance the most promising configuration until the best plan is proven good enough."""
         request = self._request
         for mesh in range(len(request.meshes)):
-            for zero in range(len(request.zero_levels)):
-                for recompute in range(len(request.recomputes)):
-                    self._push(_Candidate((mesh, zero, recompute), self._counts[0], 0, screened=True))
+            bound = self._least_ns(mesh)
+            for number, choices in enumerate(self._choices_of_settings(mesh)):
+                self._settings[mesh, number] = choices
+                self._push(_Candidate((mesh, number), self._counts[0], bound, screened=True))
         total = len(self._queue) * len(self._counts)
         ended: list[int] = []
         while self._queue:
             candidate = heapq.heappop(self._queue)[-1]
             if self._good_enough(candidate.bound_ns):
-                self._push(candidate)
-                break
+                ended.append(candidate.bound_ns)
+                if not candidate.followed and not candidate.last:
+                    self._queue_next(candidate)
+                continue
             self._advance(candidate)
             state = candidate.state
             if state is not None and not candidate.followed:
                 self._follow(candidate, state)
-            if candidate.last:
-                if not candidate.excluded:
-                    ended.append(candidate.bound_ns)
-            elif candidate.excluded:
-                self._queue_next(candidate)
-            elif state is None or not state.finished:
-                if state is None and not candidate.followed and self._good_enough(candidate.bound_ns):
-                    candidate.followed = True
+            if candidate.excluded:
+                if not candidate.last:
                     self._queue_next(candidate)
-                self._push(candidate)
+            elif state is None or not state.finished:
+                for following in self._split(candidate):
+                    self._push(following)
             elif not state.infeasible:
                 ended.append(state.bound_ns)
         if self._best is None:
             raise self._nothing_fits(bool(ended))
         self._polish()
         candidate, outcome = self._best
-        open_bounds = [entry[-1].bound_ns for entry in self._queue]
-        return self._result(candidate, outcome, min([outcome.ns, *ended, *open_bounds]), total)
+        return self._result(candidate, outcome, min([outcome.ns, *ended]), total)
+
+    def _split(self, candidate: _Candidate) -> list[_Candidate]:
+        """A candidate whose bound leaves out room for whole copies, as one candidate for each highest ZeRO level."""
+        state = candidate.state
+        levels = self._settings[candidate.setting].levels
+        if state is None or candidate.room is not None or not state.has_crossed or levels[-1] < 2:
+            return [candidate]
+        if not candidate.followed:
+            candidate.followed = True
+            self._queue_next(candidate)
+        return [
+            _Candidate(
+                candidate.setting, candidate.microbatches, candidate.bound_ns, level, screened=True, followed=True
+            )
+            for level in levels
+        ]
+
+    def _least_ns(self, mesh: int) -> int:
+        """What a mesh that leaves devices idle takes at least."""
+        devices = self._request.meshes[mesh].devices
+        if devices not in self._least:
+            part = part_of(self._request.cluster, self._request.meshes[mesh])
+            self._least[devices] = least_ns(self._graph(1), part, self._request.precision)
+        return self._least[devices]
 
     def _polish(self) -> None:
         """Take the winner through its own stages short of the master: within the gap its rounding may still hold
@@ -236,19 +303,16 @@ class _Search:
         """A lower bound from the graph of the whole batch; None where nothing fits.
 
         With k microbatches the same strategies take at least as long as with one, and keep at least 1/k of the
-        activations; what is paid per microbatch for parameters is known. Without any activations the bound grows with
-        k: where it is too high already, larger counts need no look.
+        activations; what is paid per microbatch for parameters is known.
         """
         ceiling = None if self._best is None else self._best[1].ns
-        bound: int | None = 0
-        model = self._model(candidate.setting[0], self._counts[0])
-        solver = Solver(CostedModel(model, self._configuration(candidate), repeat=1))
-        for divisor in (WITHOUT_ACTIVATIONS, candidate.microbatches):
-            virtual = LimitedSearch(solver, self._request.limit_bytes, divisor)
-            bound = virtual.virtual_bound_ns(self._multiplier, ceiling)
-            if bound is None or (ceiling is not None and bound >= ceiling):
-                candidate.last = divisor == WITHOUT_ACTIVATIONS
-                break
+        solver = Solver(self._costed(candidate, whole_batch=True))
+        virtual = LimitedSearch(solver, self._request.limit_bytes, candidate.microbatches)
+        hint = self._hints_of_bounds.get(candidate.setting, self._multiplier)
+        bound = virtual.virtual_bound_ns(hint, ceiling)
+        if virtual.multiplier:
+            self._hints_of_bounds[candidate.setting] = virtual.multiplier
+        candidate.last = virtual.parameters_too_large
         return bound
 
     def _follow(self, candidate: _Candidate, state: LimitedSearch) -> None:
@@ -269,7 +333,8 @@ class _Search:
     def _queue_next(self, candidate: _Candidate) -> None:
         settled = self._settled.get(candidate.setting, set())
         for count in self._counts:
-            if count > candidate.microbatches and not any(count % k == 0 for k in settled):
+            wanted = count > candidate.microbatches and not any(count % k == 0 for k in settled)
+            if wanted and self._is_allowed(candidate.setting[0], count):
                 bound = self._unlimited.setdefault(candidate.setting, 0)
                 if candidate.state is not None and candidate.microbatches == self._counts[0]:
                     bound = self._unlimited[candidate.setting] = candidate.state.unlimited_ns
@@ -282,9 +347,9 @@ class _Search:
         request = self._request
         mesh = candidate.setting[0]
         model = self._model(mesh, candidate.microbatches)
-        configuration = self._configuration(candidate)
-        assert outcome.assignment is not None
-        decisions = assemble(model, configuration, outcome.assignment, request.cluster, request.loss_output)
+        assert outcome.choices is not None and candidate.state is not None
+        configuration = candidate.state.configuration
+        decisions = assemble(model, configuration, outcome.choices.expand(), request.cluster, request.loss_output)
         return SearchResult(
             decisions=decisions,
             folded=model.space.folded,
@@ -292,7 +357,7 @@ class _Search:
             objective_ns=outcome.ns,
             bound_ns=bound_ns,
             memory_bytes=outcome.num_bytes,
-            multiplier=candidate.state.multiplier if candidate.state is not None else 0,
+            multiplier=candidate.state.multiplier,
             statistics=SearchStatistics(
                 meshes=len(request.meshes),
                 configurations=total,
@@ -311,13 +376,11 @@ class _Search:
         assert limit is not None
         bounds: list[int] = []
         found: list[int] = []
-        zero = max(range(len(request.zero_levels)), key=lambda index: request.zero_levels[index])
-        for mesh in range(len(request.meshes)):
-            for recompute in range(len(request.recomputes)):
-                solver = self._solver(_Candidate((mesh, zero, recompute), self._counts[-1], 0))
-                bound, memory = least_memory(solver)
-                bounds.append(bound)
-                found.append(memory)
+        for setting in self._settings:
+            count = max(count for count in self._counts if self._is_allowed(setting[0], count))
+            bound, memory = least_memory(self._solver(_Candidate(setting, count, 0)))
+            bounds.append(bound)
+            found.append(memory)
         least = min(bounds)
         if unknown and least <= limit:
             return LimitReachedError(

@@ -9,8 +9,9 @@ from fractions import Fraction
 from tap_planner.cluster import Cluster, Mesh
 from tap_planner.errors import InfeasibleError
 from tap_planner.folding import FoldedGraph
+from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
-from tap_planner.search.constraints import StrategyRule
+from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.obstacles import Obstacle
 
 
@@ -34,9 +35,13 @@ class SearchRequest:
     limit_bytes: int | None
     gap: Fraction
     """The search ends when its plan is proven to be within this share of the optimum."""
-    constraints: Callable[[Mesh], tuple[StrategyRule, ...]]
-    """Constraints for a mesh (they name axes)."""
+    constraints: Callable[[Mesh, Graph], StrategyFilter]
+    """Mesh and graph of one microbatch -> what the rules leave."""
     loss_output: str | None
+    uniform_settings: bool = False
+    """Whether recompute and ZeRO must be one setting for the whole plan."""
+    hybrid_zero: bool = True
+    """Whether ZeRO may shard over the inner ones of the data axes only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +68,8 @@ class SearchResult:
     bound_ns: int
     """No plan of the space has a smaller objective."""
     memory_bytes: int
-    multiplier: int
-    """Memory weight of the Lagrangian bound, in ns per 1024 bytes; 0 where the limit does not bind."""
+    multiplier: Fraction
+    """Of the Lagrangian bound, in ns per byte; 0 where the limit does not bind."""
     statistics: SearchStatistics
     notes: tuple[str, ...]
     obstacles: tuple[Obstacle, ...] = ()

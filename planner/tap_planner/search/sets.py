@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tap_planner.search.configuration import Recompute
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.domains import Domains
 from tap_planner.search.elimination import INFINITE, WidthError
@@ -116,22 +117,36 @@ class SetVariables:
         return ns
 
     def _kept_bytes(self, variable: int, term: Term) -> np.ndarray:
-        """[values of the producer, sets] bytes of the copies that backward keeps for certain."""
-        states, bits, policy = self._states[variable], self._bits(variable), self._costed.policy
+        """[values of the producer, sets] bytes of the copies that backward keeps for certain, whatever the settings."""
+        states, bits = self._states[variable], self._bits(variable)
         values = self._domains.of_producer(term)
         num_bytes = np.zeros((len(values), len(bits)), dtype=np.int64)
         destinations = sorted({destination for destination, _ in states})
-        keeping = [slot.kept and policy.counts(slot.region) for slot in term.slots]
-        if not term.is_activation or not (all(keeping) or (any(keeping) and len(destinations) == 1)):
+        if not term.is_activation or not self._certain(term, len(states), len(destinations)):
             return num_bytes
         for destination in destinations:
             chosen = (bits & _mask(states, destination)) > 0
             num_bytes += np.where(chosen, term.state_bytes[destination], 0)[None, :]
-        if term.producer is not None and term.producer_keeps and policy.counts(term.producer_region):
+        if term.producer is not None and term.producer_keeps and self._always_counts(term.producer_region):
             for row, state in enumerate(term.source[values].tolist()):
                 chosen = (bits & _mask(states, state)) > 0
                 num_bytes[row] += np.where(chosen, 0, term.state_bytes[state])
         return num_bytes
+
+    def _certain(self, term: Term, num_states: int, num_destinations: int) -> bool:
+        """Whether every destination in the set is held, whichever readers use it and however their regions recompute.
+
+        A region that recomputes in full holds the producer's copy of what only it reads, so there the copies are
+        certain only where all regions read one and the same.
+        """
+        keeping = [slot.kept for slot in term.slots]
+        if Recompute.FULL in self._costed.recomputes:
+            return num_states == 1 and any(keeping) and len({slot.region for slot in term.slots}) > 1
+        return all(keeping) or (any(keeping) and num_destinations == 1)
+
+    def _always_counts(self, region: int) -> bool:
+        places = self._model.places
+        return not places.recomputes(region) or region in places.last_regions
 
 
 def _mask(states: tuple[Destination, ...], wanted: int) -> int:

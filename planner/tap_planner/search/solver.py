@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
+from tap_planner.search.choices import Assignment, Choices, fold_assignment
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.elimination import WidthError
 from tap_planner.search.minimisation import Minimisation
 from tap_planner.search.parts import Parts
-from tap_planner.search.pricing import price_assignment
+from tap_planner.search.pricing import price_choices
 from tap_planner.search.shares import move_shares
-from tap_planner.search.weighting import Assignment, Outcome, Weights
+from tap_planner.search.weighting import Outcome, Weights
 
 MAX_TIGHTENINGS = 40
 """Times that shares are moved in the relaxed model."""
@@ -45,6 +47,17 @@ class Solver:
         self.costed = costed
         self.model = costed.model
         self.parts = Parts(costed, alive)
+        self._alive = alive
+
+    @cached_property
+    def fastest(self) -> Solver:
+        """The same with only the recompute setting that takes the least time: where memory has no weight."""
+        configuration = self.costed.configuration
+        settings = configuration.settings
+        if len(settings.recomputes) == 1:
+            return self
+        fast = replace(configuration, settings=settings.fastest)
+        return Solver(CostedModel(self.model, fast, self.costed.repeat), self._alive)
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -72,6 +85,8 @@ class Solver:
         Raises:
             WidthError: a table would be too large.
         """
+        if not weights.memory and self.fastest is not self:
+            return self.fastest.minimise(weights, exact)
         return Minimisation(self.parts, weights, exact).outcome()
 
     def marginals(self, weights: Weights) -> tuple[Outcome, dict[int, np.ndarray]]:
@@ -81,6 +96,8 @@ class Solver:
 
     def optimum(self, weights: Weights) -> Outcome:
         """Least weighted cost, proven: ``bound`` equals the assignment's cost unless tables grew too large."""
+        if not weights.memory and self.fastest is not self:
+            return self.fastest.optimum(weights)
         best = self._tighten(weights)
         if best.weighted(weights) > best.bound:
             best = self._search_windows(weights, best)
@@ -105,7 +122,7 @@ class Solver:
                 found = self._search_within(weights, marginals, ceiling)
             except WidthError:
                 break
-            if found.assignment is not None and found.weighted(weights) < best.weighted(weights):
+            if found.choices is not None and found.weighted(weights) < best.weighted(weights):
                 best = found
             proven = max(proven, min(ceiling, found.bound))
             if ceiling >= best.weighted(weights) or found.bound <= ceiling:
@@ -117,7 +134,7 @@ class Solver:
         """Exact minimisation over the values whose min-marginal is at most ``ceiling``."""
         alive = self.parts.domains.within(marginals, ceiling)
         if any(len(values) == 0 for values in alive.values()):
-            return Outcome(bound=ceiling + 1, assignment=None, ns=0, num_bytes=0)
+            return Outcome(bound=ceiling + 1, choices=None, ns=0, num_bytes=0)
         inside = self.restrict(alive)
         inside.prepare_sets()
         return inside.minimise(weights, exact=True)
@@ -132,9 +149,9 @@ class Solver:
         kept = self.parts.shares
         stalled = 0
         for round_number in range(1, MAX_TIGHTENINGS + 1):
-            if best.weighted(weights) <= best.bound or stalled >= MAX_STALLED or found.assignment is None:
+            if best.weighted(weights) <= best.bound or stalled >= MAX_STALLED or found.choices is None:
                 break
-            self._move_shares(found.assignment, weights, 0.5 / math.sqrt(round_number))
+            self._move_shares(found.choices, weights, 0.5 / math.sqrt(round_number))
             found = self.minimise(weights)
             stalled += 1
             if found.bound > best.bound:
@@ -146,9 +163,9 @@ class Solver:
             self.parts.use_shares(kept)
         return best
 
-    def _move_shares(self, assignment: Assignment, weights: Weights, step: float) -> None:
+    def _move_shares(self, choices: Choices, weights: Weights, step: float) -> None:
         with_memory = weights.memory > 0
-        self.parts.use_shares(move_shares(self.parts.shares, self.costed, assignment, step, with_memory=with_memory))
+        self.parts.use_shares(move_shares(self.parts.shares, self.costed, choices, step, with_memory=with_memory))
 
     # -- prices ------------------------------------------------------------------------------------------------
 
@@ -156,7 +173,9 @@ class Solver:
         """A lower bound of the memory: what parameters need at least, by themselves."""
         return self.costed.least_own_bytes()
 
-    def price(self, assignment: Assignment) -> tuple[int, int]:
-        """Exact (ns, bytes) of an assignment."""
-        price = price_assignment(self.costed, assignment)
+    def price(self, choices: Choices | Assignment) -> tuple[int, int]:
+        """Exact (ns, bytes) of choices."""
+        if isinstance(choices, Assignment):
+            choices = fold_assignment(self.model, choices)
+        price = price_choices(self.costed, choices)
         return price.ns, price.num_bytes

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from tap_planner.cluster import Cluster, Mesh
+from tap_planner.cluster import Cluster, Mesh, part_of
 from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns
-from tap_planner.errors import UsageError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph, Operator, ParameterRead, Tensor, TensorKind
 from tap_planner.operators import TensorType, kept_for_backward, record_of, rule_of
+from tap_planner.search.conflicts import no_strategy
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.redistributions import RedistributionTable
 from tap_planner.sharding import (
@@ -83,8 +84,9 @@ class ModelSpace:
         self.folded = folded
         self.mesh = mesh
         self.mesh_shape = tuple(axis.size for axis in mesh.axes)
-        self.compute = ComputeModel(cluster.device, precision)
-        self.collectives = CollectiveModel(cluster, mesh)
+        used = part_of(cluster, mesh)
+        self.compute = ComputeModel(used.device, precision)
+        self.collectives = CollectiveModel(used, mesh)
         self._filter = strategy_filter
         self._hints = hints
         self._spaces: dict[_OperatorKey, OperatorSpace] = {}
@@ -98,19 +100,8 @@ class ModelSpace:
     def requires_gradient(self, operator: Operator) -> tuple[bool, ...]:
         """Per operand, whether the operator's backward makes its gradient."""
         if operator.id not in self._needed:
-            self._needed[operator.id] = self._gradients_of(operator)
+            self._needed[operator.id] = made_gradients(self.graph, operator)
         return self._needed[operator.id]
-
-    def _gradients_of(self, operator: Operator) -> tuple[bool, ...]:
-        if not any(self.graph.tensors[name].requires_gradient for name in operator.outputs):
-            return tuple(False for _ in operator.inputs)
-        differentiable = record_of(operator.signature).differentiable_operands
-        return tuple(
-            name is not None
-            and self.graph.tensors[name].requires_gradient
-            and (differentiable is None or position in differentiable)
-            for position, name in enumerate(operator.inputs)
-        )
 
     def operator(self, index: int) -> OperatorSpace:
         """Strategies of operator number ``index``."""
@@ -124,8 +115,7 @@ class ModelSpace:
         )
         hints = self._hints[operator.id]
         needed = self.requires_gradient(operator)
-        rules = self._filter.rules_for(operator)
-        key = (operator.signature, hints, partial_operands, needed, rules)
+        key = (operator.signature, hints, partial_operands, needed, self._filter.demands(operator))
         if key not in self._spaces:
             self._spaces[key] = self._make_space(operator, hints, partial_operands, needed)
         return self._spaces[key]
@@ -139,16 +129,10 @@ class ModelSpace:
     ) -> OperatorSpace:
         signature = operator.signature
         rule = rule_of(signature)
-        strategies = tuple(
-            strategy
-            for strategy in enumerate_strategies(signature, rule, self.mesh_shape, hints, partial_operands)
-            if self._filter.allows(operator, strategy.names(rule))
-        )
+        possible = enumerate_strategies(signature, rule, self.mesh_shape, hints, partial_operands)
+        strategies = tuple(strategy for strategy in possible if self._filter.allows(operator, strategy, rule))
         if not strategies:
-            raise UsageError(
-                f"the constraints leave no strategy for operator {operator.id!r} ({operator.type})",
-                hint="loosen --constraint, or choose another --mesh",
-            )
+            raise no_strategy(self._filter, operator, rule, possible, str(self.mesh))
         times = [self._times(operator, strategy, needed) for strategy in strategies]
         return OperatorSpace(
             strategies=strategies,
@@ -163,8 +147,10 @@ class ModelSpace:
             signature,
             factor_sizes=strategy.factor_sizes,
             input_elements=[
-                0 if operand is None or placements is None else self.local_elements(operand.shape, placements)
-                for operand, placements in zip(signature.inputs, strategy.inputs, strict=True)
+                0 if operand is None or placements is None else passes * self.local_elements(operand.shape, placements)
+                for operand, placements, passes in zip(
+                    signature.inputs, strategy.inputs, strategy.input_passes, strict=True
+                )
             ],
             output_elements=[
                 self.local_elements(output.shape, placements)
@@ -172,24 +158,25 @@ class ModelSpace:
             ],
             requires_gradient=needed,
         )
-        return forward + self._internal_ns(operator, strategy), backward
+        return forward + self._internal_ns(operator, strategy), backward + self._internal_ns(operator, strategy, needed)
 
-    def _internal_ns(self, operator: Operator, strategy: Strategy) -> int:
+    def _internal_ns(self, operator: Operator, strategy: Strategy, needed: tuple[bool, ...] | None = None) -> int:
+        """Collectives inside an operator: forward's, or (given which operands need gradients) backward's."""
+        rule = rule_of(operator.signature)
         total = 0
-        for internal in rule_of(operator.signature).collectives:
-            axes = tuple(
-                axis
-                for axis, choice in enumerate(strategy.choices)
-                if choice.kind == "factor" and choice.index == internal.factor
-            )
-            if axes:
-                elements = internal.multiplier
-                for factor in internal.elements:
-                    elements *= strategy.factor_sizes[factor]
+        for internal in rule.collectives:
+            axes = strategy.axes_over(rule, internal.factor)
+            if not axes:
+                continue
+            spread = [strategy.axes_over(rule, factor) for factor in range(len(rule.factors))]
+            ranks = [math.prod(self.mesh_shape[axis] for axis in over) for over in spread]
+            times = internal.times(ranks, needed)
+            if times:
                 source = operator.signature.inputs[0]
                 assert source is not None
+                elements = internal.num_elements(strategy.factor_sizes, ranks)
                 payload = self.compute.tensor_bytes(source.dtype, elements)
-                total += self.collectives.cost(internal.kind, axes, payload).ns
+                total += times * self.collectives.cost(internal.kind, axes, payload).ns
         return total
 
     def local_elements(self, shape: tuple[int, ...], placements: Placements) -> int:
@@ -231,6 +218,16 @@ class ModelSpace:
     def producers(self) -> Mapping[str, int]:
         """Per tensor the index of the operator that makes it."""
         return {name: index for index, operator in enumerate(self.graph.operators) for name in operator.outputs}
+
+    @cached_property
+    def caches(self) -> Mapping[str, int]:
+        """Per cache that a step reads, the ``Output`` operator whose strategy says where it lies between steps."""
+        return self.graph.caches
+
+    def is_stored_input(self, name: str) -> bool:
+        """Whether a tensor is a graph input that memory model M counts as it is read: in inference, if no cache."""
+        is_input = self.graph.tensors[name].kind is TensorKind.INPUT
+        return is_input and self.graph.loss is None and name not in self.caches
 
     @cached_property
     def _options(self) -> Mapping[TensorType, frozenset[Placement]]:
@@ -303,7 +300,12 @@ class ModelSpace:
                 for state in states
                 for p, g in pairs
             ]
-        return tuple(state for state in states if fits(shape, state.placement, self.mesh_shape))
+        return tuple(
+            state
+            for state in states
+            if fits(shape, state.placement, self.mesh_shape)
+            and self._filter.allows_storage(parameter, shape, state.placement)
+        )
 
 
 def storage_of_operand(read: ParameterRead, placements: Placements, gradient: Placements | None) -> ParameterState:
@@ -322,3 +324,16 @@ __all__ = [
     "ParameterState",
     "storage_of_operand",
 ]
+
+
+def made_gradients(graph: Graph, operator: Operator) -> tuple[bool, ...]:
+    """Per operand, whether the operator's backward makes its gradient."""
+    if not any(graph.tensors[name].requires_gradient for name in operator.outputs):
+        return tuple(False for _ in operator.inputs)
+    differentiable = record_of(operator.signature).differentiable_operands
+    return tuple(
+        name is not None
+        and graph.tensors[name].requires_gradient
+        and (differentiable is None or position in differentiable)
+        for position, name in enumerate(operator.inputs)
+    )

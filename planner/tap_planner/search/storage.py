@@ -10,8 +10,11 @@ import numpy as np
 from tap_planner.search.places import Places
 from tap_planner.search.space import ModelSpace, ParameterState, storage_of_operand
 
-ParameterProfile = tuple[int, str, bool, tuple[int, ...]]
-"""What a stored parameter's cost depends on: local elements, element type, trainable, data axes."""
+ParameterProfile = tuple[int, str, bool, tuple[int, ...], bool]
+"""What a stored parameter's cost depends on: local elements, element type, trainable, data axes, being small."""
+SMALL_ELEMENTS = 100_000
+"""Parameters of fewer elements have no ZeRO setting of their own choosing (DeepSpeed's default of
+``stage3_param_persistence_threshold``): all together they weigh nothing, and settings would be dust."""
 StoredProfiles = tuple[tuple[ParameterProfile, ...], np.ndarray]
 """Profiles of a parameter, and [num_strategies] which of them each strategy of its reader has."""
 
@@ -56,17 +59,17 @@ class ParameterStorage:
 
     def class_of(self, variable: int) -> int:
         """The parameter variable whose domain and own cost a parameter variable shares."""
-        index, position = self._first_use(variable)
+        index, position = self.first_use(variable)
         first = int(self._places.class_of[index])
         return variable if first == index else self._variable(self._read_by(first, position))
 
     def at_occurrence(self, variable: int, occurrence: int) -> int:
         """The parameter variable of a later occurrence of a run that corresponds to one of the second."""
-        index, position = self._first_use(variable)
+        index, position = self.first_use(variable)
         period = self._space.folded.runs[int(self._places.run_of[index])].period
         return self.shared[self._read_by(index + (occurrence - 1) * period, position)]
 
-    def _first_use(self, variable: int) -> tuple[int, int]:
+    def first_use(self, variable: int) -> tuple[int, int]:
         """(operator, operand) that reads a parameter variable first."""
         return self._space.consumers[self._space.parameter_reads[self.name_of(variable)][0]][0]
 
@@ -89,6 +92,13 @@ class ParameterStorage:
             return None
         (place,) = places
         return place if place[0] >= 0 and place[1] > 0 else None
+
+    def regions_of(self, variable: int) -> tuple[int, ...]:
+        """Regions of the readers of a parameter, each once."""
+        reads = self._space.parameter_reads[self.name_of(variable)]
+        return tuple(
+            dict.fromkeys(int(self._places.region_of[i]) for name in reads for i, _ in self._space.consumers[name])
+        )
 
     # -- states ------------------------------------------------------------------------------------------------
 
@@ -115,7 +125,8 @@ class ParameterStorage:
         """What the cost of a stored parameter depends on."""
         record = self._graph.parameters[self._number[parameter]]
         elements = self._space.local_elements(record.type.shape, state.placement)
-        return elements, record.type.dtype, record.trainable, state.data_axes
+        small = record.type.num_elements < SMALL_ELEMENTS
+        return elements, record.type.dtype, record.trainable, state.data_axes, small
 
     def stored_profiles(self, index: int) -> tuple[StoredProfiles, ...]:
         """For each parameter that only this operator reads: its profiles, and which of them each strategy has."""

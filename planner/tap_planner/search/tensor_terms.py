@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tap_planner.graph import TensorKind
-from tap_planner.operators import TensorType
+from tap_planner.operators import CACHE_OPERAND, TensorType
 from tap_planner.search.elimination import INFINITE
 from tap_planner.search.places import Places
 from tap_planner.search.space import ModelSpace
@@ -68,17 +68,26 @@ class TensorTerms:
     def _is_shared(self, name: str, readers: Readers) -> bool:
         """Whether a tensor from outside is read by a later occurrence of some run."""
         places = self._places
-        producer = self._space.producers.get(name)
+        producer = self._maker(name)
         return any(
             places.occurrence_of[index] > 0 and (producer is None or places.run_of[producer] != places.run_of[index])
             for index, _ in readers
         ) and (producer is not None or len({int(places.region_of[index]) for index, _ in readers}) > 1)
 
-    def _activation_term(self, name: str, readers: Readers) -> Term:
+    def _maker(self, name: str) -> int | None:
+        """The operator whose strategy says where a tensor is made; of a cache, the one that left it to this step."""
         producer = self._space.producers.get(name)
+        return self._space.caches.get(name) if producer is None else producer
+
+    def _activation_term(self, name: str, readers: Readers) -> Term:
+        producer = self._maker(name)
         source = wanted = np.zeros(1, dtype=np.int64)
         keeps, region = False, -1
-        if producer is not None:
+        if producer is not None and name in self._space.caches:
+            source, _ = self._operand_states(producer, CACHE_OPERAND, name)
+            wanted = source
+            readers = tuple(reader for reader in readers if reader[0] != producer)
+        elif producer is not None:
             operator = self._graph.operators[producer]
             output = operator.outputs.index(name)
             source, wanted = self._output_states(producer, output, name)
@@ -95,6 +104,7 @@ class TensorTerms:
             slots=self._distinct_slots(readers, name),
             cost_ns=self._space.table(self._graph.tensors[name].type).cost_ns,
             state_bytes=self._bytes(name),
+            producer_rerun=producer is not None and bool(self._places.rerun[producer]),
         )
 
     def _distinct_slots(self, readers: Readers, name: str) -> tuple[Slot, ...]:
@@ -102,9 +112,10 @@ class TensorTerms:
         slots = [self._slot(index, position, name) for index, position in readers]
         if len(slots) <= MANY_READERS:
             return tuple(slots)
-        demands: dict[tuple[int, bytes, bytes, bool], Slot] = {}
+        demands: dict[tuple[int, bytes, bytes, bool, bool], Slot] = {}
         for slot in slots:
-            demands.setdefault((slot.variable, slot.destination.tobytes(), slot.gradient.tobytes(), slot.kept), slot)
+            key = (slot.variable, slot.destination.tobytes(), slot.gradient.tobytes(), slot.kept, slot.rerun)
+            demands.setdefault(key, slot)
         return tuple(demands.values())
 
     def _parameter_term(self, parameter: str, name: str, readers: Readers) -> Term:
@@ -142,8 +153,9 @@ class TensorTerms:
             variable=index,
             destination=destination,
             gradient=gradient,
-            kept=position in self._kept[representative][0] and not is_parameter,
+            kept=(position in self._kept[representative][0] and not is_parameter) or self._space.is_stored_input(name),
             region=int(self._places.region_of[index]),
+            rerun=bool(self._places.rerun[index]),
         )
 
     def _operand_states(self, index: int, position: int, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tap_planner.search.configuration import Recompute
 from tap_planner.search.elimination import INFINITE
 
 SCALE = 12
 """Costs in tables are multiples of 1/12 ns and 1/12 byte: a cost shared by 2, 3, 4 or 6 consumers stays whole."""
-
-
 PARTS = 720_720
 """Parts in which a destination's cost can be shared out; a multiple of all numbers up to 16."""
 UNREACHABLE = np.int64(1) << 50
@@ -37,21 +36,35 @@ class Slot:
     kept: bool
     """Whether backward reads the operand."""
     region: int
+    rerun: bool = False
+    """Whether the consumer runs again in its region under selective recomputation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionPolicy:
-    """How regions are treated under the recompute setting."""
+    """How regions are treated."""
 
-    recomputed: frozenset[int]
-    """Regions whose forward runs again before their backward."""
+    modes: Mapping[int, Recompute]
+    """Regions that recompute; all others keep everything."""
     working: frozenset[int]
-    """Recomputed regions whose kept activations count all the same: the last occurrence of every run stands for the
-    working set of recomputation."""
+    """Regions whose kept activations count all the same: the last occurrence of every run stands for the working set
+    of recomputation."""
 
-    def counts(self, region: int) -> bool:
-        """Whether what backward keeps inside the region is held from forward to backward."""
-        return region not in self.recomputed or region in self.working
+    def mode(self, region: int) -> Recompute:
+        """How a region recomputes."""
+        return self.modes.get(region, Recompute.NONE)
+
+    def counts(self, region: int, *, remade: bool = False) -> bool:
+        """Whether what backward reads inside the region is held from forward to backward.
+
+        Args:
+            region: which one.
+            remade: whether the tensor's producer runs again there under selective recomputation.
+        """
+        mode = self.mode(region)
+        if mode is Recompute.NONE or region in self.working:
+            return True
+        return mode is Recompute.SELECTIVE and not remade
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +87,26 @@ class Term:
     """[num_states, num_states] of the redistribution table."""
     state_bytes: np.ndarray
     """[num_states] bytes of the largest local part."""
+    producer_rerun: bool = False
+    """Whether the producer runs again under selective recomputation; then all consumers lie in its region."""
 
     @property
     def variables(self) -> tuple[int, ...]:
         """Producer first (where there is one), then the consumers in order, each once."""
         first = () if self.producer is None else (self.producer,)
         return tuple(dict.fromkeys((*first, *(slot.variable for slot in self.slots))))
+
+    @property
+    def regions(self) -> tuple[int, ...]:
+        """Regions whose recomputation matters, each once."""
+        first = (self.producer_region,) if self.producer_keeps else ()
+        return tuple(dict.fromkeys((*first, *(slot.region for slot in self.slots))))
+
+    # -- exact -------------------------------------------------------------------------------------------------
+
+    def _is_remade(self, policy: RegionPolicy) -> bool:
+        """Whether the producer runs again by itself, so that its output need not be kept."""
+        return self.producer_rerun and policy.mode(self.producer_region) is Recompute.SELECTIVE
 
     def point(self, strategies: Sequence[tuple[int, int]], source: int, policy: RegionPolicy) -> tuple[int, int]:
         """Exact (ns, bytes) with given choices.
@@ -90,25 +117,33 @@ class Term:
             policy: treatment of regions.
         """
         src, want = int(self.source[source]), int(self.wanted[source])
+        remade = self._is_remade(policy)
         edges: dict[tuple[int, int], set[int]] = {}
+        needed: set[tuple[int, int]] = set()
         kept: set[int] = set()
-        if self.producer_keeps and policy.counts(self.producer_region):
+        if self.producer_keeps and policy.counts(self.producer_region, remade=remade):
             kept.add(src)
         for slot, (strategy, region) in zip(self.slots, strategies, strict=True):
             destination, gradient = int(slot.destination[strategy]), int(slot.gradient[strategy])
+            mode = policy.mode(region)
             edges.setdefault((destination, gradient), set()).add(region)
-            if slot.kept and policy.counts(region):
+            if slot.kept or slot.rerun:
+                needed.add((destination, gradient))
+            if slot.kept and policy.counts(region, remade=remade):
                 kept.add(destination)
-            if region in policy.recomputed and region != self.producer_region:
+            if mode is Recompute.FULL and region != self.producer_region:
                 kept.add(destination if self.producer is None else src)
+            if mode is Recompute.SELECTIVE and slot.rerun and not remade:
+                kept.add(destination)
         ns = 0
         for (destination, gradient), regions in edges.items():
+            full = any(policy.mode(region) is Recompute.FULL for region in regions)
             if self.producer is not None:
-                again = len(regions) == 1 and next(iter(regions)) in policy.recomputed
+                again = (full and len(regions) == 1) or (remade and (destination, gradient) in needed)
                 ns += int(self.cost_ns[src, destination]) * (2 if again else 1)
             if gradient >= 0:
                 ns += int(self.cost_ns[gradient, want])
-            if len(regions) > 1 and any(region in policy.recomputed for region in regions):
+            if full and len(regions) > 1:
                 kept.add(destination)
         num_bytes = sum(int(self.state_bytes[state]) for state in kept) if self.is_activation else 0
         return ns, num_bytes
@@ -129,32 +164,39 @@ class Term:
         gradients = [spread(slot.gradient, slot.variable) for slot in self.slots]
         shape = tuple(len(values) for values in alive)
         ns = np.zeros(shape, dtype=np.int64)
+        remade = self._is_remade(policy)
         entries: list[tuple[np.ndarray, np.ndarray]] = []
         true, false = np.ones([1] * rank, dtype=bool), np.zeros([1] * rank, dtype=bool)
-        if self.producer_keeps and policy.counts(self.producer_region):
+        if self.producer_keeps and policy.counts(self.producer_region, remade=remade):
             entries.append((src, true))
         for i, slot in enumerate(self.slots):
-            recomputed = slot.region in policy.recomputed
+            full = policy.mode(slot.region) is Recompute.FULL
             first, alone = true, true
+            needed = true if slot.kept or slot.rerun else false
             for j, other in enumerate(self.slots):
-                if j == i or (j > i and other.region == slot.region):
+                if j == i or (j > i and other.region == slot.region and not remade):
                     continue
                 equal = (destinations[j] == destinations[i]) & (gradients[j] == gradients[i])
                 if j < i:
                     first = first & ~equal
+                if remade and (other.kept or other.rerun):
+                    needed = needed | equal
                 if other.region != slot.region:
                     alone = alone & ~equal
-                    if recomputed or other.region in policy.recomputed:
+                    if full or policy.mode(other.region) is Recompute.FULL:
                         entries.append((destinations[i], equal))
             if self.producer is not None:
                 forward = self.cost_ns[src, destinations[i]]
-                ns += np.where(first, forward * np.where(alone & recomputed, 2, 1), 0)
+                again = needed if remade else (alone if full else false)
+                ns += np.where(first, forward * np.where(again, 2, 1), 0)
             backward = np.where(gradients[i] >= 0, self.cost_ns[gradients[i], want], 0)
             ns += np.where(first, backward, 0)
-            if slot.kept and policy.counts(slot.region):
+            if slot.kept and policy.counts(slot.region, remade=remade):
                 entries.append((destinations[i], true))
-            if recomputed and slot.region != self.producer_region:
+            if full and slot.region != self.producer_region:
                 entries.append((destinations[i] if self.producer is None else src, true))
+            if policy.mode(slot.region) is Recompute.SELECTIVE and slot.rerun and not remade:
+                entries.append((destinations[i], true))
         num_bytes = np.zeros(shape, dtype=np.int64)
         if self.is_activation:
             for i, (state, active) in enumerate(entries):
@@ -164,80 +206,133 @@ class Term:
                 num_bytes += np.where(fresh, self.state_bytes[state], 0)
         return ns * SCALE, num_bytes * SCALE
 
-    def shares(
+    # -- shared out --------------------------------------------------------------------------------------------
+
+    def shared_time(
         self,
+        index: int,
         alive: Sequence[np.ndarray],
-        policy: RegionPolicy,
-        multiplicity: Sequence[int],
-        recompute_shared: bool,
+        mode: Recompute,
+        total: int,
+        together: bool,
         split: Mapping[tuple[int, int], Sequence[int]],
-        kept_split: Mapping[int, Sequence[int]],
-    ) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """A lower bound: per slot (index, SCALE x ns, SCALE x bytes) tables over (producer, slot's variable).
+    ) -> np.ndarray:
+        """A lower bound: the SCALE x ns over (producer, slot's variable) that slot ``index`` bears.
 
         Every slot bears a part of what it would cost alone, an equal one unless ``split`` says otherwise. The parts of
         one destination add up to one, so whatever slots choose it pay at most its cost; if all do, they pay it whole.
 
         Args:
-            alive: alive strategies of the producer, then of each slot's variable.
-            policy: treatment of regions.
-            multiplicity: how many occurrences each slot stands for.
-            recompute_shared: whether all slots lie in one region, so that its recomputation repeats the collectives.
+            index: which slot.
+            alive: alive strategies of the producer, and of the slot's variable.
+            mode: how the slot's region recomputes.
+            total: occurrences that all slots stand for.
+            together: whether all slots lie in one region, so that its full recomputation repeats the collectives.
             split: per (destination, gradient) the parts of the slots in 1/PARTS; their sum is at most PARTS.
-            kept_split: the same per kept state, with the producer's part last.
         """
-        total = sum(multiplicity)
-        keeping = sum(m for slot, m in zip(self.slots, multiplicity, strict=True) if self._keeps(slot, policy))
-        keeping += 1 if self.producer_keeps and policy.counts(self.producer_region) else 0
-        src = self.source[alive[0]][:, None] if self.producer is not None else np.zeros((1, 1), dtype=np.int64)
-        want = self.wanted[alive[0]][:, None] if self.producer is not None else src
-        result: list[tuple[int, np.ndarray, np.ndarray]] = []
-        for index, slot in enumerate(self.slots):
-            values = alive[index + 1]
-            destination, gradient = slot.destination[values][None, :], slot.gradient[values][None, :]
-            again = 2 if recompute_shared and slot.region in policy.recomputed else 1
-            ns = np.where(gradient >= 0, self.cost_ns[gradient, want], 0)
-            if self.producer is not None:
-                ns = ns + self.cost_ns[src, destination] * again
-            num_bytes = np.zeros(np.broadcast_shapes(src.shape, destination.shape), dtype=np.int64)
-            if self.is_activation and self._keeps(slot, policy):
-                state = destination if slot.kept and policy.counts(slot.region) else src
-                num_bytes = num_bytes + self._kept_share(state, index, keeping, kept_split)
-            if self.is_activation and index == 0 and self.producer_keeps and policy.counts(self.producer_region):
-                num_bytes = num_bytes + self._kept_share(src, len(self.slots), keeping, kept_split)
-            shared = ns * SCALE // total
-            if split:
-                keys = zip(destination[0].tolist(), gradient[0].tolist(), strict=True)
-                parts = np.array([split[key][index] if key in split else -1 for key in keys], dtype=np.int64)
-                whole, remainder = np.divmod(ns * SCALE, PARTS)
-                shared = np.where(parts >= 0, whole * parts + remainder * parts // PARTS, shared)
-            ns = np.where(ns >= UNREACHABLE, INFINITE, shared)
-            result.append((index, np.broadcast_to(ns, num_bytes.shape), num_bytes))
-        return result
+        slot = self.slots[index]
+        src, want = self._producer_states(alive[0])
+        destination, gradient = slot.destination[alive[1]][None, :], slot.gradient[alive[1]][None, :]
+        ns = np.where(gradient >= 0, self.cost_ns[gradient, want], 0)
+        if self.producer is not None:
+            again = (mode is Recompute.FULL and together) or (
+                mode is Recompute.SELECTIVE and self.producer_rerun and (slot.kept or slot.rerun)
+            )
+            ns = ns + self.cost_ns[src, destination] * (2 if again else 1)
+        shared = ns * SCALE // total
+        if split:
+            keys = zip(destination[0].tolist(), gradient[0].tolist(), strict=True)
+            parts = np.array([split[key][index] if key in split else -1 for key in keys], dtype=np.int64)
+            whole, remainder = np.divmod(ns * SCALE, PARTS)
+            shared = np.where(parts >= 0, whole * parts + remainder * parts // PARTS, shared)
+        return np.where(ns >= UNREACHABLE, INFINITE, shared)
+
+    def shared_bytes(
+        self,
+        position: int,
+        alive: Sequence[np.ndarray],
+        policy: RegionPolicy,
+        keeping: int,
+        split: Mapping[int, Sequence[int]],
+    ) -> np.ndarray | None:
+        """A lower bound: the SCALE x bytes over (producer, slot's variable) that a keeper bears; None for nothing.
+
+        Args:
+            position: the slot; the number of slots stands for the producer, with a single column.
+            alive: alive strategies of the producer, and of the slot's variable.
+            policy: treatment of the regions of slot and producer.
+            keeping: the most keepers that there can be, under any policy.
+            split: per kept state the parts of the slots in 1/PARTS, with the producer's part last.
+        """
+        if not self.is_activation:
+            return None
+        remade = self._is_remade(policy)
+        src = self._producer_states(alive[0])[0]
+        if position == len(self.slots):
+            if not (self.producer_keeps and policy.counts(self.producer_region, remade=remade)):
+                return None
+            return self._kept_share(src, position, keeping, split)
+        slot = self.slots[position]
+        how = self._keeps(slot, policy, remade)
+        if how is None:
+            return None
+        state = slot.destination[alive[1]][None, :] if how else src
+        width = np.zeros((1, len(alive[1])), dtype=np.int64)
+        return self._kept_share(np.broadcast_to(state + width, (len(src), len(alive[1]))), position, keeping, split)
+
+    def _producer_states(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[values, 1] state of the producer's output, and the one wanted of its gradient."""
+        if self.producer is None:
+            none = np.zeros((1, 1), dtype=np.int64)
+            return none, none
+        return self.source[values][:, None], self.wanted[values][:, None]
 
     def _kept_share(
-        self, state: np.ndarray, position: int, keeping: int, kept_split: Mapping[int, Sequence[int]]
+        self, state: np.ndarray, position: int, keeping: int, split: Mapping[int, Sequence[int]]
     ) -> np.ndarray:
         """SCALE x bytes that one of ``keeping`` readers bears of a kept copy."""
         equal = self.state_bytes * SCALE // keeping
-        if kept_split:
+        if split:
             equal = equal.copy()
-            for number, parts in kept_split.items():
+            for number, parts in split.items():
                 equal[number] = int(self.state_bytes[number]) * SCALE * parts[position] // PARTS
         return equal[state]
 
+    def _keeps(self, slot: Slot, policy: RegionPolicy, remade: bool) -> bool | None:
+        """Which copy a reader makes sure to be held: True the one that it reads, False the producer's; None: none."""
+        mode = policy.mode(slot.region)
+        if slot.kept and policy.counts(slot.region, remade=remade):
+            return True
+        if mode is Recompute.SELECTIVE and slot.rerun and not remade:
+            return True
+        if mode is Recompute.FULL and slot.region != self.producer_region:
+            return self.producer is None
+        return None
+
+    def may_keep(self, position: int, settings: Sequence[Recompute]) -> bool:
+        """Whether a slot (past the last one: the producer) is a keeper under any of the settings of its region.
+
+        Args:
+            position: which one.
+            settings: what its region may choose from.
+        """
+        if position == len(self.slots):
+            return self.producer_keeps
+        slot = self.slots[position]
+        if slot.kept:
+            return True
+        if Recompute.SELECTIVE in settings and slot.rerun:
+            return True
+        return Recompute.FULL in settings and slot.region != self.producer_region
+
     def kept_states(self, strategies: Sequence[int], source: int, policy: RegionPolicy) -> list[tuple[int, int]]:
         """(position, state) of every reader that keeps a copy; the producer's position is the number of slots."""
-        src = int(self.source[source])
+        src, remade = int(self.source[source]), self._is_remade(policy)
         found: list[tuple[int, int]] = []
         for position, (slot, strategy) in enumerate(zip(self.slots, strategies, strict=True)):
-            if self._keeps(slot, policy):
-                own = slot.kept and policy.counts(slot.region)
-                found.append((position, int(slot.destination[strategy]) if own else src))
-        if self.producer_keeps and policy.counts(self.producer_region):
+            how = self._keeps(slot, policy, remade)
+            if how is not None:
+                found.append((position, int(slot.destination[strategy]) if how else src))
+        if self.producer_keeps and policy.counts(self.producer_region, remade=remade):
             found.append((len(self.slots), src))
         return found
-
-    def _keeps(self, slot: Slot, policy: RegionPolicy) -> bool:
-        boundary = slot.region in policy.recomputed and slot.region != self.producer_region
-        return (slot.kept and policy.counts(slot.region)) or (boundary and self.producer is not None)

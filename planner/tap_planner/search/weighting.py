@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from tap_planner.search.choices import Assignment, Choices
 from tap_planner.search.elimination import INFINITE, Factor
 from tap_planner.search.terms import SCALE
 
@@ -22,37 +22,29 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """A strategy for every operator and every shared parameter."""
-
-    operators: tuple[int, ...]
-    parameters: Mapping[int, int]
-    """Parameter variable -> state."""
-
-    def value(self, variable: int) -> int:
-        """Value of any variable."""
-        return self.operators[variable] if variable < len(self.operators) else self.parameters[variable]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What one minimisation found."""
 
     bound: int
     """Proven lower bound of SCALE x weighted cost."""
-    assignment: Assignment | None
+    choices: Choices | None
     """None where the constraints of the exact stage leave nothing."""
     ns: int
     num_bytes: int
     activation_bytes: int = 0
     """The activations' part of ``num_bytes``."""
 
+    @property
+    def assignment(self) -> Assignment | None:
+        """The choices written out."""
+        return None if self.choices is None else self.choices.expand()
+
     def divided_bytes(self, divisor: int) -> int:
         """Bytes with only 1/divisor of the activations."""
         return self.num_bytes - self.activation_bytes + self.activation_bytes // divisor
 
     def weighted(self, weights: Weights) -> int:
-        """SCALE x weighted cost of the assignment."""
+        """SCALE x weighted cost of the choices."""
         return SCALE * (weights.time * self.ns + weights.memory * self.num_bytes)
 
 
@@ -70,6 +62,8 @@ class PartTables:
     """Whether the bytes are those of activations."""
     forbidden: list[np.ndarray | None] = field(default_factory=list)
     """What can never be chosen; None where everything can."""
+    options: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]] = field(default_factory=list)
+    """Tables with a leading dim of options, of which the cheapest counts: (scope, SCALE x ns, SCALE x bytes)."""
     domains: dict[int, int] = field(default_factory=dict)
     """Number of values of every variable."""
     keep: tuple[int, ...] = ()
@@ -93,6 +87,19 @@ class PartTables:
         forbidden = ns >= int(INFINITE) >> 6
         self.forbidden.append(forbidden if forbidden.any() else None)
 
+    def add_options(self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray) -> None:
+        """Add a table of which the cheapest option counts.
+
+        Args:
+            scope: its variables, one per dim after the first.
+            ns: SCALE x ns.
+            num_bytes: SCALE x bytes, none of them activations'.
+        """
+        if len(ns) == 1:
+            self.add(scope, ns[0], num_bytes[0], activation=False)
+        else:
+            self.options.append((scope, ns, num_bytes))
+
     def weighted(self, weights: Weights) -> list[Factor]:
         """The tables as factors of one weighted cost."""
         factors: list[Factor] = []
@@ -103,4 +110,7 @@ class PartTables:
                 table = table + self.num_bytes[number] * weights.memory // divisor
             forbidden = self.forbidden[number]
             factors.append(Factor(scope, table if forbidden is None else np.where(forbidden, INFINITE, table)))
+        for scope, ns, num_bytes in self.options:
+            table = ns * weights.time + num_bytes * weights.memory
+            factors.append(Factor(scope, table.min(axis=0)))
         return factors

@@ -31,7 +31,15 @@ from tap_planner.sharding.redistribution import (
     step_elements,
     step_kind,
 )
-from tap_planner.sharding.strategy import Choice, Strategy, axis_choices, enumerate_strategies, make_strategy
+from tap_planner.sharding.strategy import (
+    Choice,
+    Strategy,
+    axis_choices,
+    enumerate_strategies,
+    make_strategy,
+    operand_passes,
+    parse_choice,
+)
 
 __all__ = [
     "LOCAL_KINDS",
@@ -61,6 +69,8 @@ __all__ = [
     "make_step",
     "make_strategy",
     "map_batch",
+    "operand_passes",
+    "parse_choice",
     "parse_placement",
     "read_placements",
     "segment_length",

@@ -1,8 +1,9 @@
-"""Strategies of an operator: per axis one factor to split, ``none`` or ``partial``."""
+"""Strategies of an operator: per axis one factor to split, ``ring``, ``none`` or ``partial``."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,20 +16,49 @@ class Choice:
     """What an operator does on one axis."""
 
     kind: str
-    """``none``, ``factor`` or ``partial``."""
+    """``none``, ``factor``, ``partial`` or ``ring``."""
     index: int = -1
-    """Index of the factor, or of the way in ``FactorRule.partial``."""
+    """Index of the factor, of the way in ``FactorRule.partial`` or of the ring in ``FactorRule.rings``."""
     blocks: int = 1
     """The factor is split inside each of so many equal blocks (a fused projection)."""
 
     def name(self, rule: FactorRule) -> str:
-        """Name in the plan: ``none``, ``m``, ``n[3]``, ``partial`` or ``partial[1]``."""
+        """Name in the plan: ``none``, ``m``, ``n[3]``, ``ring``, ``partial`` or ``partial[1]``."""
         if self.kind == "none":
             return "none"
-        if self.kind == "partial":
-            return "partial" if self.index == 0 else f"partial[{self.index}]"
+        if self.kind in ("partial", "ring"):
+            return self.kind if self.index == 0 else f"{self.kind}[{self.index}]"
         name = rule.factors[self.index].name
         return name if self.blocks == 1 else f"{name}[{self.blocks}]"
+
+    def divides(self, rule: FactorRule) -> int | None:
+        """The factor of which each rank computes a part, if any."""
+        if self.kind == "ring":
+            return rule.rings[self.index].queries
+        return self.index if self.kind == "factor" else None
+
+    def spreads(self, rule: FactorRule) -> int | None:
+        """The factor that the collectives inside the operator are about: the one that is split, or whose parts go
+        round."""
+        return rule.rings[self.index].keys if self.kind == "ring" else self.divides(rule)
+
+
+def parse_choice(rule: FactorRule, name: str) -> Choice:
+    """The choice that a plan calls ``name``.
+
+    Raises:
+        ValueError: the rule has none of that name.
+    """
+    word, _, number = name.partition("[")
+    index = int(number.rstrip("]")) if number else 0
+    if word == "none":
+        return Choice("none")
+    if word in ("partial", "ring") and index < len(rule.partial if word == "partial" else rule.rings):
+        return Choice(word, index)
+    for position, factor in enumerate(rule.factors):
+        if factor.name == word:
+            return Choice("factor", position, max(index, 1))
+    raise ValueError(f"the operator has no choice {name!r}")
 
 
 NONE = Choice("none")
@@ -46,11 +76,17 @@ class Strategy:
     """Placement in which backward makes the gradient of each operand (by duality)."""
     outputs: tuple[Placements, ...]
     factor_sizes: tuple[int, ...]
-    """Local size of every factor of the rule (the largest shard)."""
+    """Local size of every factor of the rule (the largest shard): what a rank computes."""
+    input_passes: tuple[int, ...]
+    """How many parts of each operand pass through a rank: those of all ranks of a ring, else its own."""
 
     def names(self, rule: FactorRule) -> tuple[str, ...]:
         """Names of the choices, per axis, as the plan writes them."""
         return tuple(choice.name(rule) for choice in self.choices)
+
+    def axes_over(self, rule: FactorRule, factor: int) -> tuple[int, ...]:
+        """Axes that split a factor, or on which its parts go round."""
+        return tuple(axis for axis, choice in enumerate(self.choices) if choice.spreads(rule) == factor)
 
 
 def axis_choices(
@@ -68,10 +104,12 @@ def axis_choices(
         if factor.kind is FactorKind.FIXED or factor.size < 2:
             continue
         choices.append(Choice("factor", index))
-        choices.extend(Choice("factor", index, blocks) for blocks in hints[index])
+        if not factor.least_part:
+            choices.extend(Choice("factor", index, blocks) for blocks in hints[index])
     for index, way in enumerate(rule.partial):
         if any(letter == "P" and partial_operands[position] for position, letter in enumerate(way)):
             choices.append(Choice("partial", index))
+    choices.extend(Choice("ring", index) for index in range(len(rule.rings)))
     return tuple(choices)
 
 
@@ -87,21 +125,26 @@ def _compound_factors(rule: FactorRule) -> frozenset[int]:
 
 def _split_sizes(rule: FactorRule, choices: Sequence[Choice], mesh_shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Local factor sizes under ``choices``; None where a factor cannot be split so."""
+    if not _even_rings(rule, choices, mesh_shape):
+        return None
     compound = _compound_factors(rule)
     sizes = [factor.size for factor in rule.factors]
     ranks: dict[int, list[int]] = {}
     blocks: dict[int, int] = {}
     for axis, choice in enumerate(choices):
-        if choice.kind != "factor":
+        index = choice.divides(rule)
+        if index is None:
             continue
-        if blocks.setdefault(choice.index, choice.blocks) != choice.blocks:
+        if blocks.setdefault(index, choice.blocks) != choice.blocks:
             return None
-        ranks.setdefault(choice.index, []).append(mesh_shape[axis])
+        ranks.setdefault(index, []).append(mesh_shape[axis])
     for index, parts in ranks.items():
         length = sizes[index] // blocks[index]
         total = 1
         for part in parts:
             total *= part
+        if not rule.factors[index].allows(total, blocks[index]):
+            return None
         if length % total:
             if index in compound or blocks[index] > 1 or len(parts) > 1 or length < total:
                 return None
@@ -110,6 +153,31 @@ def _split_sizes(rule: FactorRule, choices: Sequence[Choice], mesh_shape: tuple[
             length //= total
         sizes[index] = length * blocks[index]
     return tuple(sizes)
+
+
+def _even_rings(rule: FactorRule, choices: Sequence[Choice], mesh_shape: tuple[int, ...]) -> bool:
+    """Whether all parts that meet in a ring are of one size."""
+    for number in {choice.index for choice in choices if choice.kind == "ring"}:
+        ring = rule.rings[number]
+        rounds = math.prod(mesh_shape[axis] for axis, c in enumerate(choices) if c == Choice("ring", number))
+        parts = math.prod(mesh_shape[axis] for axis, c in enumerate(choices) if c.divides(rule) == ring.queries)
+        if rule.factors[ring.queries].size % parts or rule.factors[ring.keys].size % rounds:
+            return False
+    return True
+
+
+def operand_passes(rule: FactorRule, choices: Sequence[Choice], mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``Strategy.input_passes``: an operand of keys alone goes round; one that holds queries too is read once."""
+    passes = [1] * len(rule.inputs)
+    for axis, choice in enumerate(choices):
+        if choice.kind != "ring":
+            continue
+        ring = rule.rings[choice.index]
+        for position in ring.operands:
+            held = {factor for dim in rule.inputs[position] or () for factor in dim}
+            if ring.keys in held and ring.queries not in held:
+                passes[position] *= mesh_shape[axis]
+    return tuple(passes)
 
 
 def _outer_size(rule: FactorRule, dim: tuple[int, ...], factor: int) -> int:
@@ -121,14 +189,21 @@ def _outer_size(rule: FactorRule, dim: tuple[int, ...], factor: int) -> int:
     raise AssertionError("factor is not in the dim")
 
 
-def _operand_placement(
-    rule: FactorRule, operand: tuple[tuple[int, ...], ...], choice: Choice, without: Placement
+def _held(
+    rule: FactorRule, operand: tuple[tuple[int, ...], ...], factor: int, blocks: int, without: Placement
 ) -> Placement:
-    """Placement of an operand under a factor split; ``without`` if it does not hold the factor."""
+    """Placement of an operand under a split of a factor; ``without`` if it does not hold the factor."""
     for dim, factors in enumerate(operand):
-        if choice.index in factors:
-            return shard(dim, _outer_size(rule, factors, choice.index) * choice.blocks)
+        if factor in factors:
+            return shard(dim, _outer_size(rule, factors, factor) * blocks)
     return without
+
+
+def _ring_placement(rule: FactorRule, operand: tuple[tuple[int, ...], ...], choice: Choice, keys: bool) -> Placement:
+    """Parts of queries; parts of keys where they are held so; everything else whole."""
+    ring = rule.rings[choice.index]
+    without = _held(rule, operand, ring.keys, 1, REPLICATE) if keys else REPLICATE
+    return _held(rule, operand, ring.queries, 1, without)
 
 
 def _input_placement(rule: FactorRule, position: int, choice: Choice) -> Placement:
@@ -138,8 +213,10 @@ def _input_placement(rule: FactorRule, position: int, choice: Choice) -> Placeme
         return REPLICATE
     if choice.kind == "partial":
         return PARTIAL if rule.partial[choice.index][position] == "P" else REPLICATE
+    if choice.kind == "ring":
+        return _ring_placement(rule, operand, choice, position in rule.rings[choice.index].operands)
     counted_once = rule.factors[choice.index].kind is FactorKind.SUM and position in rule.additive
-    return _operand_placement(rule, operand, choice, PARTIAL if counted_once else REPLICATE)
+    return _held(rule, operand, choice.index, choice.blocks, PARTIAL if counted_once else REPLICATE)
 
 
 def _output_placement(rule: FactorRule, position: int, choice: Choice) -> Placement:
@@ -147,8 +224,10 @@ def _output_placement(rule: FactorRule, position: int, choice: Choice) -> Placem
         return REPLICATE
     if choice.kind == "partial":
         return PARTIAL
+    if choice.kind == "ring":
+        return _ring_placement(rule, rule.outputs[position], choice, True)
     summed = rule.factors[choice.index].kind is FactorKind.SUM
-    return _operand_placement(rule, rule.outputs[position], choice, PARTIAL if summed else REPLICATE)
+    return _held(rule, rule.outputs[position], choice.index, choice.blocks, PARTIAL if summed else REPLICATE)
 
 
 def make_strategy(
@@ -189,6 +268,7 @@ def make_strategy(
         input_gradients=tuple(gradients),
         outputs=tuple(outputs),
         factor_sizes=sizes,
+        input_passes=operand_passes(rule, choices, mesh_shape),
     )
 
 

@@ -9,9 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tap_planner.cluster import Cluster, Mesh, MeshAxis
-from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns, optimizer_ns, parameter_memory
+from tap_planner.cost import (
+    CollectiveModel,
+    ComputeModel,
+    operator_times_ns,
+    optimizer_ns,
+    parameter_memory,
+    shard_elements,
+    unsharded_bytes,
+)
 from tap_planner.graph import TensorKind
-from tap_planner.operators import kept_for_backward, record_of
+from tap_planner.operators import CACHE_OPERAND, OUTPUT
 from tap_planner.plan import OperatorDecision, ParameterDecision
 from tap_planner.program import (
     Compute,
@@ -22,11 +30,15 @@ from tap_planner.program import (
     Program,
     Redistribute,
     ReduceGradients,
+    ReduceShards,
     UpdateParameters,
     instruction_collectives,
     local_factor_sizes,
+    local_operands,
 )
+from tap_planner.schedule import BUCKET_ELEMENTS
 from tap_planner.sharding import Placements, local_shape
+from tap_planner.simulate.holding import first_regions, held_for_backward, working_regions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +56,14 @@ class Price:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
+    unsharded_bytes: int = 0
+    """Whole copies of parameters and gradients that exist beside ZeRO's shards while their group is in use."""
+    cache_bytes: int = 0
+    """Of all microbatches, in inference; what a cache was before the step is the same memory."""
+    input_bytes: int = 0
+    """Of one microbatch, in inference; caches are none of them."""
+    output_bytes: int = 0
+    """Of all microbatches, in inference; caches are none of them."""
 
     @property
     def objective_ns(self) -> int:
@@ -53,7 +73,8 @@ class Price:
     @property
     def memory_bytes(self) -> int:
         """Memory model M, per device."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+        training = self.gradient_bytes + self.optimizer_bytes + self.activation_bytes + self.unsharded_bytes
+        return self.parameter_bytes + training + self.cache_bytes + self.input_bytes + self.output_bytes
 
 
 def price_program(program: Program, cluster: Cluster) -> Price:
@@ -91,6 +112,8 @@ class _Pricing:
             gradient_bytes=sum(sizes[1] for sizes in memory),
             optimizer_bytes=sum(sizes[2] for sizes in memory),
             activation_bytes=self._activation_bytes() if self.decisions.mode == "train" else 0,
+            unsharded_bytes=self._unsharded_bytes() if self.decisions.mode == "train" else 0,
+            **(self._stored_bytes() if self.decisions.mode == "infer" else {}),
         )
 
     def _instruction(self, instruction: Instruction) -> tuple[str, int]:
@@ -109,6 +132,8 @@ class _Pricing:
             case ReduceGradients(bucket=number):
                 level = self.decisions.buckets[number].zero_level
                 return "gradient", self._bucket_ns("reduce_scatter" if level else "all_reduce", number)
+            case ReduceShards(bucket=number):
+                return "gradient", self._shards_ns(number)
             case UpdateParameters():
                 return "optimizer", sum(self._optimizer_ns(p) for p in self.decisions.parameters if p.trainable)
             case _:
@@ -136,10 +161,7 @@ class _Pricing:
             self.compute,
             operator.signature,
             factor_sizes=local_factor_sizes(self.program, index),
-            input_elements=[
-                0 if operand is None or given is None else self._elements(operand.shape, given.placement)
-                for operand, given in zip(operator.signature.inputs, decision.inputs, strict=True)
-            ],
+            input_elements=local_operands(self.program, index),
             output_elements=[
                 self._elements(output.shape, given.placement)
                 for output, given in zip(operator.signature.outputs, decision.outputs, strict=True)
@@ -153,17 +175,27 @@ class _Pricing:
 
     def _shards(self, parameter: ParameterDecision) -> int:
         shards = 1
-        for axis in parameter.data_axes:
+        for axis in parameter.zero_axes:
             shards *= self.mesh_shape[axis]
         return shards
 
     def _bucket_ns(self, kind: str, number: int) -> int:
         bucket = self.decisions.buckets[number]
         element_bytes = self.compute.element_bytes(bucket.dtype)
+        axes = bucket.zero_axes if bucket.zero_level else bucket.axes
         return sum(
-            self.collectives.rate_ns(kind, bucket.axes, self._local_elements(self.parameters[name]) * element_bytes)
+            self.collectives.rate_ns(kind, axes, self._local_elements(self.parameters[name]) * element_bytes)
             for name in bucket.parameters
         )
+
+    def _shards_ns(self, number: int) -> int:
+        bucket = self.decisions.buckets[number]
+        element_bytes = self.compute.element_bytes(bucket.dtype)
+        total = 0
+        for name in bucket.parameters:
+            shard = shard_elements(self._local_elements(self.parameters[name]), bucket.zero_axes, self.mesh_shape)
+            total += self.collectives.rate_ns("all_reduce", bucket.rest_axes, shard * element_bytes)
+        return total
 
     def _optimizer_ns(self, parameter: ParameterDecision) -> int:
         return optimizer_ns(
@@ -187,52 +219,65 @@ class _Pricing:
         )
 
     def _activation_bytes(self) -> int:
-        """Distinct (tensor, placement) entries that are held from forward to backward."""
-        held: set[tuple[str, Placements]] = set()
-        region_of: dict[str, int] = {}
-        for number, region in enumerate(self.decisions.regions):
-            region_of.update(dict.fromkeys(region.operators, number))
-        working = self._working_regions()
-        maker = {output.tensor: d for d in self.decisions.operators for output in d.outputs}
-        placed = {output.tensor: output.placement for d in self.decisions.operators for output in d.outputs}
-        for operator, decision in zip(self.program.graph.operators, self.decisions.operators, strict=True):
-            number = region_of[decision.id]
-            recomputed = self.decisions.regions[number].recompute == "full"
-            inputs, outputs = kept_for_backward(record_of(operator.signature), _requires_gradient(decision))
-            if not recomputed or number in working:
-                for position in inputs:
-                    operand = decision.inputs[position]
-                    if operand is not None:
-                        held.add((operand.tensor, operand.placement))
-                for position in outputs:
-                    held.add((decision.outputs[position].tensor, decision.outputs[position].placement))
-            if recomputed:
-                for operand in decision.inputs:
-                    if operand is None:
-                        continue
-                    if operand.tensor not in maker:
-                        held.add((operand.tensor, operand.placement))
-                    elif region_of[maker[operand.tensor].id] != number:
-                        held.add((operand.tensor, placed[operand.tensor]))
-        for redistribution in self.decisions.redistributions:
-            regions = {region_of[consumer] for consumer in redistribution.consumers}
-            if len(regions) > 1 and any(self.decisions.regions[number].recompute == "full" for number in regions):
-                held.add((redistribution.tensor, redistribution.to))
-        tensors = self.program.graph.tensors
-        kinds = (TensorKind.ACTIVATION, TensorKind.INPUT)
-        return sum(
-            self.compute.tensor_bytes(tensors[name].type.dtype, self._elements(tensors[name].type.shape, placements))
-            for name, placements in held
-            if tensors[name].kind in kinds
-        )
+        """Distinct (tensor, placement) entries that are held from forward to backward, with the working sets."""
+        return sum(self._tensor_bytes(*entry) for entry in held_for_backward(self.program))
 
-    def _working_regions(self) -> set[int]:
-        """The last recomputed occurrence of every run: it stands for the working set of recomputation."""
-        last: dict[int, int] = {}
-        for number, region in enumerate(self.decisions.regions):
-            if region.run is not None and region.recompute == "full":
-                last[region.run] = number
-        return set(last.values())
+    def _unsharded_bytes(self) -> int:
+        """Whole copies beside ZeRO's shards, and room for them.
+
+        The occurrences of a run take turns in one room: it is that of the last occurrence, for the highest level in the
+        run. Outside runs, copies count that are too large for a bucket.
+        """
+        first = first_regions(self.program)
+        working = working_regions(self.decisions)
+        regions = self.decisions.regions
+        highest: dict[int, int] = {}
+        for parameter in self.decisions.parameters:
+            run = regions[first[parameter.name]].run if parameter.name in first else None
+            if run is not None:
+                highest[run] = max(highest.get(run, 0), parameter.zero_level)
+        total = 0
+        for parameter in self.decisions.parameters:
+            number = first.get(parameter.name)
+            if number is None or not parameter.trainable or not parameter.data_axes:
+                continue
+            elements, run = self._local_elements(parameter), regions[number].run
+            if number in working if run is not None else elements > BUCKET_ELEMENTS:
+                total += unsharded_bytes(
+                    elements,
+                    zero_level=parameter.zero_level if run is None else highest[run],
+                    precision=self.decisions.precision,
+                    optimizer=self.decisions.optimizer or "sgd",
+                )
+        return total
+
+    def _stored_bytes(self) -> dict[str, int]:
+        """Inference: what the devices hold from step to step, and what goes in and comes out."""
+        caches = outputs = 0
+        past: set[str] = set()
+        read: set[tuple[str, Placements]] = set()
+        for decision in self.decisions.operators:
+            read.update((operand.tensor, operand.placement) for operand in decision.inputs if operand is not None)
+            if decision.type != OUTPUT:
+                continue
+            result = decision.outputs[0]
+            size = self._tensor_bytes(result.tensor, result.placement) * self.decisions.microbatches
+            if len(decision.inputs) > CACHE_OPERAND:
+                caches += size
+                past.update(operand.tensor for operand in decision.inputs[CACHE_OPERAND:] if operand is not None)
+            else:
+                outputs += size
+        tensors = self.program.graph.tensors
+        inputs = (item for item in read if tensors[item[0]].kind is TensorKind.INPUT and item[0] not in past)
+        return {
+            "cache_bytes": caches,
+            "input_bytes": sum(self._tensor_bytes(*item) for item in inputs),
+            "output_bytes": outputs,
+        }
+
+    def _tensor_bytes(self, name: str, placements: Placements) -> int:
+        tensor = self.program.graph.tensors[name].type
+        return self.compute.tensor_bytes(tensor.dtype, self._elements(tensor.shape, placements))
 
 
 def _requires_gradient(decision: OperatorDecision) -> tuple[bool, ...]:

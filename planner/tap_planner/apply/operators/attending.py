@@ -1,12 +1,19 @@
-"""Scaled dot-product attention on local parts: what all fused attention operators have in common."""
+"""Scaled dot-product attention on local parts: what all fused attention operators have in common.
+
+An operator *prepares* what it works on: queries, keys and values by heads, and what is added to the scores. What then
+happens is the same for all: attention here (``attend_prepared``), or in a ring of ranks (``ring``).
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from tap_planner.apply.operators.context import Operands, OperatorContext
 
 
 class Attended(NamedTuple):
@@ -22,6 +29,66 @@ class Attended(NamedTuple):
     """Capped scores with bias and masks added."""
     weights: Tensor
     """What each key counts for."""
+
+
+class Prepared(NamedTuple):
+    """What an attention works on. In a ring keys and values are a part of all keys."""
+
+    query: Tensor
+    """[batch, query heads, queries, width]"""
+    key: Tensor
+    """[batch, key heads, keys, width]"""
+    value: Tensor
+    """[batch, key heads, keys, value width]"""
+    scale: float
+    hides: Callable[[range], Tensor | None]
+    """Positions of keys -> what hides some of them from queries, added to the scores; no gradient reaches it."""
+    added: Tensor | None = None
+    """Added to the scores of all keys; gradients reach it."""
+    softcap: float = 0.0
+    sink: Tensor | None = None
+    caches: tuple[Tensor, ...] = ()
+    """Outputs beside the result, made of keys and values."""
+
+    def bias(self, span: range) -> Tensor | None:
+        """What is added to the (capped) scores of the keys at some positions."""
+        parts = [part for part in (self.added_to(span), self.hides(span)) if part is not None]
+        return sum(parts[1:], parts[0]) if parts else None
+
+    def added_to(self, span: range) -> Tensor | None:
+        """The part of ``added`` for the keys at some positions."""
+        added = self.added
+        return added if added is None or added.shape[-1] == 1 else added[..., span.start : span.stop]
+
+
+Preparation = Callable[[OperatorContext, Operands], Prepared]
+_Preparation = TypeVar("_Preparation", bound=Preparation)
+
+PREPARATIONS: dict[str, Preparation] = {}
+"""Of the attention operators that can run in a ring."""
+
+
+def prepares(name: str) -> Callable[[_Preparation], _Preparation]:
+    """Registers how an operator prepares an attention."""
+
+    def register(function: _Preparation) -> _Preparation:
+        PREPARATIONS[name] = function
+        return function
+
+    return register
+
+
+def attend_prepared(prepared: Prepared) -> Attended:
+    """Attention where all keys are here."""
+    return attend(
+        prepared.query,
+        prepared.key,
+        prepared.value,
+        scale=prepared.scale,
+        bias=prepared.bias(range(prepared.key.shape[2])),
+        softcap=prepared.softcap,
+        sink=prepared.sink,
+    )
 
 
 def attend(
@@ -75,19 +142,19 @@ def hidden(visible: Tensor, like: Tensor, fill: float = -math.inf) -> Tensor:
     return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, fill)
 
 
-def within(positions: Tensor, keys: int, *, behind: int = -1, ahead: int = -1) -> Tensor:
+def within(positions: Tensor, keys: range, *, behind: int = -1, ahead: int = -1) -> Tensor:
     """Which keys queries at these positions see.
 
     Args:
         positions: [.., queries], of the queries among the keys.
-        keys: number of keys.
+        keys: positions of the keys.
         behind: how many keys before its own position a query sees; -1 for all.
         ahead: how many keys after its own position a query sees; -1 for all.
 
     Returns:
         [.., queries, keys], bool.
     """
-    distance = torch.arange(keys, device=positions.device) - positions.unsqueeze(-1)
+    distance = torch.arange(keys.start, keys.stop, device=positions.device) - positions.unsqueeze(-1)
     seen = torch.ones_like(distance, dtype=torch.bool)
     if ahead >= 0:
         seen &= distance <= ahead

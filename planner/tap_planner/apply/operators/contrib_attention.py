@@ -10,11 +10,21 @@ import math
 import torch
 from torch import Tensor
 
-from tap_planner.apply.operators.attending import attend, by_heads, flat_heads, hidden, within
+from tap_planner.apply.operators.attending import (
+    Prepared,
+    attend_prepared,
+    by_heads,
+    flat_heads,
+    hidden,
+    prepares,
+    within,
+)
 from tap_planner.apply.operators.context import Operands, OperatorContext, operator, optional, present
 
 
-def mask_bias(context: OperatorContext, mask: Tensor, index: int, keys: int, like: Tensor) -> Tensor:
+def mask_bias(
+    context: OperatorContext, mask: Tensor, index: int, keys: int, like: Tensor, span: range | None = None
+) -> Tensor:
     """What a mask adds to the scores, broadcast to [batch, heads, queries, keys].
 
     A mask holds 1 for keys that are seen, by key or by query and key; or each text's length; or ends, then starts.
@@ -25,6 +35,7 @@ def mask_bias(context: OperatorContext, mask: Tensor, index: int, keys: int, lik
         index: which operand it is.
         keys: number of keys.
         like: a tensor of the type of the scores.
+        span: positions of the keys that are asked for; None: all.
     """
     fill = context.float("mask_filter_value", -10000.0)
     if mask.dim() == 1:
@@ -40,15 +51,12 @@ def mask_bias(context: OperatorContext, mask: Tensor, index: int, keys: int, lik
         raise context.unsupported("a mask of 4 dims")
     if seen.shape[-1] != keys:
         raise context.unsupported(f"a mask of {seen.shape[-1]} keys, expected {keys}")
+    seen = seen if span is None else seen[..., span.start : span.stop]
     return hidden(seen[:, None, None] if seen.dim() == 2 else seen[:, None], like, fill)
 
 
 def _scale(context: OperatorContext, width: int) -> float:
     return context.float("scale", 0.0) or 1.0 / math.sqrt(width)
-
-
-def _total(parts: list[Tensor]) -> Tensor | None:
-    return sum(parts[1:], parts[0]) if parts else None
 
 
 def _columns(packed: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, ...]:
@@ -57,9 +65,9 @@ def _columns(packed: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, ...]:
     return torch.split(packed, [round(size * share) for size in sizes], -1)
 
 
-@operator("com.microsoft::Attention")
-def projected_attention(context: OperatorContext, operands: Operands) -> tuple[Tensor, ...]:
-    """Projection to queries, keys and values, then attention; caches are stacked in one tensor."""
+@prepares("com.microsoft::Attention")
+def prepared_projection(context: OperatorContext, operands: Operands) -> Prepared:
+    """Projection to queries, keys and values; caches are stacked in one tensor."""
     for name, what in (("do_rotary", "rotary embedding"), ("past_present_share_buffer", "a shared cache")):
         if context.flag(name):
             raise context.unsupported(what)
@@ -75,22 +83,29 @@ def projected_attention(context: OperatorContext, operands: Operands) -> tuple[T
     if past is not None:
         key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
     cached = 0 if past is None else past.shape[3]
-    result, _ = _attend(context, operands, (query, key, value), mask=3, bias=5, cached=cached)
-    if len(context.outputs) == 1:
-        return (flat_heads(result),)
-    return flat_heads(result), torch.stack([key, value])
+    prepared = _prepared(
+        context, operands, (query, key, value), mask=3, bias=5, sizes=(cached, context.input_shape(0)[1])
+    )
+    return prepared if len(context.outputs) == 1 else prepared._replace(caches=(torch.stack([key, value]),))
 
 
-def _attend(
+@operator("com.microsoft::Attention")
+def projected_attention(context: OperatorContext, operands: Operands) -> tuple[Tensor, ...]:
+    """Projection, then attention."""
+    prepared = prepared_projection(context, operands)
+    return flat_heads(attend_prepared(prepared).output), *prepared.caches
+
+
+def _prepared(
     context: OperatorContext,
     operands: Operands,
     qkv: tuple[Tensor, Tensor, Tensor],
     *,
     mask: int,
     bias: int,
-    cached: int,
-) -> tuple[Tensor, Tensor]:
-    """Result by heads and biased scores.
+    sizes: tuple[int, int],
+) -> Prepared:
+    """An attention without further outputs.
 
     Args:
         context: of the operator.
@@ -98,34 +113,52 @@ def _attend(
         qkv: queries, keys and values by heads, with the cache.
         mask: position of the mask operand.
         bias: position of the operand that is added to the scores.
-        cached: length of the cache.
+        sizes: length of the cache, and number of keys that come on top of it on all ranks of a ring.
     """
     query, key, value = qkv
-    parts: list[Tensor] = []
-    masked, added = optional(operands, mask), optional(operands, bias)
-    if masked is not None:
-        parts.append(mask_bias(context, masked, mask, key.shape[2], query))
-    if context.flag("unidirectional"):
-        held = torch.as_tensor(context.input_indices(0, 1), device=query.device)
-        parts.append(hidden(within(held + cached, key.shape[2], ahead=0), query))
-    if added is not None:
-        parts.append(added)
-    done = attend(query, key, value, scale=_scale(context, query.shape[3]), bias=_total(parts))
-    return done.output, done.biased
+    masked, (cached, new) = optional(operands, mask), sizes
+
+    def hides(span: range) -> Tensor | None:
+        parts: list[Tensor] = []
+        if masked is not None:
+            parts.append(mask_bias(context, masked, mask, cached + new, query, span))
+        if context.flag("unidirectional"):
+            held = torch.as_tensor(context.input_indices(0, 1), device=query.device)
+            parts.append(hidden(within(held + cached, span, ahead=0), query))
+        return sum(parts[1:], parts[0]) if parts else None
+
+    return Prepared(
+        query, key, value, scale=_scale(context, query.shape[3]), hides=hides, added=optional(operands, bias)
+    )
 
 
-@operator("com.microsoft::MultiHeadAttention")
-def multi_head_attention(context: OperatorContext, operands: Operands) -> tuple[Tensor, ...]:
-    """Attention of queries, keys and values that are given by position, by head, or packed."""
+@prepares("com.microsoft::MultiHeadAttention")
+def prepared_heads(context: OperatorContext, operands: Operands) -> Prepared:
+    """Queries, keys and values that are given by position, by head, or packed."""
     if optional(operands, 8) is not None or optional(operands, 9) is not None:
         raise context.unsupported("a shared cache")
     query, key, value = _given(context, operands)
     past_key, past_value = optional(operands, 6), optional(operands, 7)
     key = key if past_key is None else torch.cat([past_key, key], 2)
     value = value if past_value is None else torch.cat([past_value, value], 2)
-    cached = 0 if past_key is None else past_key.shape[2]
-    result, scores = _attend(context, operands, (query, key, value), mask=4, bias=5, cached=cached)
-    return (flat_heads(result), key, value, scores)[: len(context.outputs)]
+    sizes = (0 if past_key is None else past_key.shape[2], _new_keys(context))
+    prepared = _prepared(context, operands, (query, key, value), mask=4, bias=5, sizes=sizes)
+    return prepared._replace(caches=(key, value)[: len(context.outputs) - 1])
+
+
+@operator("com.microsoft::MultiHeadAttention")
+def multi_head_attention(context: OperatorContext, operands: Operands) -> tuple[Tensor, ...]:
+    """Attention of queries, keys and values that are given."""
+    prepared = prepared_heads(context, operands)
+    done = attend_prepared(prepared)
+    return (flat_heads(done.output), *prepared.caches, done.biased)[: len(context.outputs)]
+
+
+def _new_keys(context: OperatorContext) -> int:
+    """Number of keys that are given, without the cache."""
+    packed = len(context.input_shape(0)) == 5
+    shape = context.input_shape(0 if packed else 1)
+    return shape[2] if len(shape) == 4 else shape[1]
 
 
 def _given(context: OperatorContext, operands: Operands) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from tap_planner.apply.operators.attending import attend, by_heads, flat_heads, hidden, rotated, within
+from tap_planner.apply.operators.attending import (
+    Prepared,
+    attend,
+    attend_prepared,
+    by_heads,
+    flat_heads,
+    hidden,
+    prepares,
+    rotated,
+    within,
+)
 from tap_planner.apply.operators.context import Operands, OperatorContext, operator, optional, present
 from tap_planner.apply.operators.contrib_attention import mask_bias
 
@@ -33,32 +43,44 @@ def _rms(value: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     return value * torch.rsqrt((value * value).mean(-1, keepdim=True) + epsilon) * weight
 
 
-@operator("com.microsoft::GroupQueryAttention")
-def group_query_attention(context: OperatorContext, operands: Operands) -> tuple[Tensor, ...]:
+@prepares("com.microsoft::GroupQueryAttention")
+def prepared_groups(context: OperatorContext, operands: Operands) -> Prepared:
     """Grouped attention over a cache; each text has its own length, at whose end the new keys stand."""
     _check_group(context, operands)
     query, key, value, width = _group_operands(context, operands)
     lengths = present(operands, 5).reshape(-1).to(torch.int64) + 1
-    whole = key.shape[2]
+    packed = optional(operands, 1) is None
+    whole = context.input_shape(0 if packed else 1)[1]
     starts = (lengths - whole).clamp(min=0)
     held = torch.as_tensor(context.input_indices(0, 1), device=query.device)
-    query, key = _group_norm_and_turn(context, operands, query, key, starts, held)
+    places = held if packed else torch.as_tensor(context.input_indices(1, 1), device=query.device)
+    query, key = _group_norm_and_turn(context, operands, query, key, starts, (held, places))
     total = context.signature.outputs[1].shape[2] if len(context.outputs) > 1 else _length(context)
-    key = _written(optional(operands, 3), key, starts, total)
-    value = _written(optional(operands, 4), value, starts, total)
+    if key.shape[2] == whole:  # else a part of a ring, of keys that are the whole cache
+        key = _written(optional(operands, 3), key, starts, total)
+        value = _written(optional(operands, 4), value, starts, total)
     sink = optional(operands, 11)
     if context.flag("smooth_softmax"):
         sink = query.new_zeros(1)
-    done = attend(
+    added = optional(operands, 10)
+    return Prepared(
         query,
         key,
         value,
         scale=context.float("scale", 0.0) or 1.0 / math.sqrt(width),
-        bias=_group_bias(context, operands, query, starts[:, None] + held, lengths, key.shape[2]),
+        hides=lambda span: _group_hides(context, query, starts[:, None] + held, lengths, span),
+        added=None if added is None else torch.nn.functional.pad(added, [0, total - added.shape[-1]]),
         softcap=context.float("softcap", 0.0),
         sink=None if sink is None else sink.reshape(-1, 1, 1),
+        caches=(key, value)[: len(context.outputs) - 1],
     )
-    return (flat_heads(done.output), key, value)[: len(context.outputs)]
+
+
+@operator("com.microsoft::GroupQueryAttention")
+def group_query_attention(context: OperatorContext, operands: Operands) -> tuple[Tensor, ...]:
+    """Grouped attention."""
+    prepared = prepared_groups(context, operands)
+    return flat_heads(attend_prepared(prepared).output), *prepared.caches
 
 
 def _check_group(context: OperatorContext, operands: Operands) -> None:
@@ -94,9 +116,23 @@ def _group_operands(context: OperatorContext, operands: Operands) -> tuple[Tenso
 
 
 def _group_norm_and_turn(
-    context: OperatorContext, operands: Operands, query: Tensor, key: Tensor, starts: Tensor, held: Tensor
+    context: OperatorContext,
+    operands: Operands,
+    query: Tensor,
+    key: Tensor,
+    starts: Tensor,
+    held: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys normalised by head, then turned by their positions, as far as the operator says so."""
+    """Queries and keys normalised by head, then turned by their positions, as far as the operator says so.
+
+    Args:
+        context: of the operator.
+        operands: its local parts.
+        query: by heads.
+        key: by heads, without the cache.
+        starts: per text, the position of the first new key.
+        held: which of the queries and which of the new keys are here.
+    """
     common = context.float("qk_norm_epsilon", 1e-6)
     query = _rms(query, optional(operands, 14), context.float("q_norm_epsilon", common))
     key = _rms(key, optional(operands, 15), context.float("k_norm_epsilon", common))
@@ -104,30 +140,25 @@ def _group_norm_and_turn(
         return query, key
     positions = optional(operands, 9)
     if positions is None:
-        positions = starts[:, None] + torch.arange(key.shape[2], device=key.device)
+        new = context.input_shape(0 if optional(operands, 1) is None else 1)[1]
+        positions = starts[:, None] + torch.arange(new, device=key.device)
     cosines, sines = present(operands, 7), present(operands, 8)
     interleaved = context.flag("rotary_interleaved")
 
     def turned(value: Tensor, at: Tensor) -> Tensor:
         return rotated(value, cosines[at].unsqueeze(1), sines[at].unsqueeze(1), interleaved=interleaved)
 
-    return turned(query, positions[:, held]), turned(key, positions)
+    return turned(query, positions[:, held[0]]), turned(key, positions[:, held[1]])
 
 
-def _group_bias(
-    context: OperatorContext, operands: Operands, query: Tensor, positions: Tensor, lengths: Tensor, keys: int
-) -> Tensor:
-    """What hides keys that are later, too far back or beyond a text's end; and what is added to the scores."""
+def _group_hides(context: OperatorContext, query: Tensor, positions: Tensor, lengths: Tensor, span: range) -> Tensor:
+    """What hides keys that are later, too far back or beyond a text's end."""
     window = context.int("local_window_size", -1)
     if context.flag("causal", True):
-        seen = within(positions, keys, ahead=0, behind=window - 1 if window > 0 else -1)
+        seen = within(positions, span, ahead=0, behind=window - 1 if window > 0 else -1)
     else:
-        seen = (torch.arange(keys, device=query.device) < lengths[:, None]).unsqueeze(1)
-    bias = hidden(seen.unsqueeze(1), query)
-    added = optional(operands, 10)
-    if added is None:
-        return bias
-    return bias + torch.nn.functional.pad(added, [0, keys - added.shape[-1]])
+        seen = (torch.arange(span.start, span.stop, device=query.device) < lengths[:, None]).unsqueeze(1)
+    return hidden(seen.unsqueeze(1), query)
 
 
 @operator("com.microsoft::DecoderMaskedMultiHeadAttention")

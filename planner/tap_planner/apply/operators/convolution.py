@@ -1,4 +1,8 @@
-"""Convolutions and pooling. Space is never split; groups and channels may be, and are counted from the local parts."""
+"""Convolutions and pooling; groups and channels are counted from the local parts.
+
+Where space is split the first operand comes with the rows of its neighbours around it (``halo.widen``), which take the
+place of the padding in that dim.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,13 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tap_planner.apply.operators.context import Operands, OperatorContext, operator, optional, present
+from tap_planner.apply.operators.halo import exchanges, lowest
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -27,6 +33,24 @@ def _spatial_rank(context: OperatorContext) -> int:
 def _pads(context: OperatorContext, rank: int) -> list[tuple[int, int]]:
     pads = context.ints("pads", (0,) * (2 * rank))
     return list(zip(pads[:rank], pads[rank:], strict=True))
+
+
+def _rows_before(context: OperatorContext) -> dict[int, int]:
+    """Per spatial dim that is split, how many rows of the previous rank the part begins with."""
+    return {exchange.dim - 2: exchange.before for exchange in exchanges(context)}
+
+
+def _padding(
+    context: OperatorContext, value: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Per spatial dim what a part lacks (or, negative, has too much) of what its windows read."""
+    rank, widened = len(kernel), _rows_before(context)
+    amounts: list[tuple[int, int]] = []
+    for dim, (begin, _) in enumerate(_pads(context, rank)):
+        before = 0 if dim in widened else begin
+        read = (context.local_outputs[0][dim + 2] - 1) * strides[dim] + dilations[dim] * (kernel[dim] - 1) + 1
+        amounts.append((before, read - before - value.shape[dim + 2]))
+    return amounts
 
 
 def _padded(value: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
@@ -47,10 +71,10 @@ def convolution(context: OperatorContext, operands: Operands) -> Tensor:
     rank = _spatial_rank(context)
     if value.numel() == 0 or weight.numel() == 0:
         return _add_channels(value.new_zeros(context.local_outputs[0]), bias)
-    value = _padded(value, _pads(context, rank), 0.0)
     groups = value.shape[1] // weight.shape[1]
     ones = (1,) * rank
     strides, dilations = context.ints("strides", ones), context.ints("dilations", ones)
+    value = _padded(value, _padding(context, value, weight.shape[2:], strides, dilations), 0.0)
     result = _CONV[rank](value, weight, None, strides, 0, dilations, groups)
     return _add_channels(result, bias)
 
@@ -67,15 +91,16 @@ def transposed_convolution(context: OperatorContext, operands: Operands) -> Tens
     strides, dilations = context.ints("strides", ones), context.ints("dilations", ones)
     groups = shape[1] // weight.shape[1]
     full = _CONV_TRANSPOSE[rank](value, weight, None, strides, 0, 0, groups, dilations)
-    pads = _pads(context, rank)
-    amounts = [(-begin, shape[dim + 2] + begin - full.shape[dim + 2]) for dim, (begin, _) in enumerate(pads)]
+    widened = _rows_before(context)
+    starts = [begin + widened.get(dim, 0) * strides[dim] for dim, (begin, _) in enumerate(_pads(context, rank))]
+    amounts = [(-start, shape[dim + 2] + start - full.shape[dim + 2]) for dim, start in enumerate(starts)]
     return _add_channels(_padded(full, amounts, 0.0), bias)
 
 
 class _Windows:
     """Windows of a pooling operator; padding at the end is stretched or cut to what the output's size needs."""
 
-    def __init__(self, context: OperatorContext) -> None:
+    def __init__(self, context: OperatorContext, value: Tensor) -> None:
         rank = _spatial_rank(context)
         ones = (1,) * rank
         self.rank = rank
@@ -83,34 +108,38 @@ class _Windows:
         self.strides = context.ints("strides", ones)
         self.dilations = context.ints("dilations", ones)
         self.pads = _pads(context, rank)
-        sizes = context.input_shape(0)[2:]
-        results = context.signature.outputs[0].shape[2:]
-        self.needed = [
-            (begin, (results[dim] - 1) * self.strides[dim] + self._extent(dim) - sizes[dim] - begin)
-            for dim, (begin, _) in enumerate(self.pads)
-        ]
-
-    def _extent(self, dim: int) -> int:
-        return self.dilations[dim] * (self.kernel[dim] - 1) + 1
+        self.needed = _padding(context, value, self.kernel, self.strides, self.dilations)
 
     def unfold(self, value: Tensor) -> Tensor:
         """Adds one trailing dim per spatial dim, holding the window (a view)."""
         for dim in range(self.rank):
-            value = value.unfold(dim + 2, self._extent(dim), self.strides[dim])[..., :: self.dilations[dim]]
+            extent = self.dilations[dim] * (self.kernel[dim] - 1) + 1
+            value = value.unfold(dim + 2, extent, self.strides[dim])[..., :: self.dilations[dim]]
         return value
 
     def sum(self, value: Tensor) -> Tensor:
         """Sums over the windows of padded data."""
         return self.unfold(value).sum(tuple(range(-self.rank, 0)))
 
+    def counts(self, context: OperatorContext, *, padding: bool) -> np.ndarray:
+        """[space of this rank's part] real positions in each window; with ``padding`` also those that are padding."""
+        counts = np.ones((), np.int64)
+        for dim, (begin, end) in enumerate(self.pads):
+            size, taps = context.input_shape(0)[dim + 2], self.dilations[dim] * np.arange(self.kernel[dim])
+            read = context.output_indices(0)[dim + 2][:, None] * self.strides[dim] - begin + taps
+            first, last = (-begin, size + end) if padding else (0, size)
+            counts = np.multiply.outer(counts, ((read >= first) & (read < last)).sum(1))
+        return counts
+
 
 @operator("MaxPool")
 def max_pool(context: OperatorContext, operands: Operands) -> Tensor | tuple[Tensor, ...]:
     """Largest of each window; with a second output also its position in the flattened tensor."""
-    value, windows = present(operands, 0), _Windows(context)
+    value = present(operands, 0)
+    windows = _Windows(context, value)
     if value.numel() == 0:
         return value.new_zeros(context.local_outputs[0])
-    padded = _padded(value, windows.needed, -math.inf if value.is_floating_point() else torch.iinfo(value.dtype).min)
+    padded = _padded(value, windows.needed, lowest(value))
     if len(context.outputs) == 1 and value.is_floating_point():
         return _MAX_POOL[windows.rank](padded, windows.kernel, windows.strides, 0, windows.dilations)
     if len(context.outputs) == 1:
@@ -127,22 +156,17 @@ def max_pool(context: OperatorContext, operands: Operands) -> Tensor | tuple[Ten
 @operator("AveragePool")
 def average_pool(context: OperatorContext, operands: Operands) -> Tensor:
     """Mean of each window over its real positions, or also over its padding (``count_include_pad``)."""
-    value, windows = present(operands, 0), _Windows(context)
-    space = value.shape[2:]
-    ones = value.new_ones((1, 1, *space))
-    if context.flag("count_include_pad"):
-        ones = _padded(ones, windows.pads, 1.0)
-        rest = [(0, needed - end) for (_, needed), (_, end) in zip(windows.needed, windows.pads, strict=True)]
-        ones = _padded(ones, rest, 0.0)
-    else:
-        ones = _padded(ones, windows.needed, 0.0)
-    return windows.sum(_padded(value, windows.needed, 0.0)) / windows.sum(ones)
+    value = present(operands, 0)
+    windows = _Windows(context, value)
+    counts = windows.counts(context, padding=context.flag("count_include_pad"))
+    return windows.sum(_padded(value, windows.needed, 0.0)) / torch.from_numpy(counts).to(value)
 
 
 @operator("LpPool")
 def lp_pool(context: OperatorContext, operands: Operands) -> Tensor:
     """p-norm of each window."""
-    value, windows, p = present(operands, 0), _Windows(context), context.int("p", 2)
+    value, p = present(operands, 0), context.int("p", 2)
+    windows = _Windows(context, value)
     return windows.sum(_padded(value, windows.needed, 0.0).abs() ** p) ** (1.0 / p)
 
 

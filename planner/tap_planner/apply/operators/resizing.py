@@ -1,4 +1,4 @@
-"""Resize and Upsample: interpolation by one matrix per dim. A dim that is resized is never split."""
+"""Resize and Upsample: interpolation by one matrix per dim. A dim that is split repeats its rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ def resize(context: OperatorContext, operands: Operands) -> Tensor:
         source = _sources(context, dim, old, new)
         if old == new and np.array_equal(source, np.arange(old)):
             continue
-        if context.is_split(0, dim):
-            raise context.unsupported(f"dim {dim} is resized and split")
         weights = _weights(context, source, old, _scale(context, dim, old, new))
+        weights = weights[np.ix_(context.output_indices(0)[dim], context.input_indices(0, dim))]
         matrix = torch.from_numpy(weights).to(value.device, torch.float64)
         floating = value if value.is_floating_point() else value.double()
         value = (floating.movedim(dim, -1) @ matrix.to(floating.dtype).T).movedim(-1, dim)

@@ -35,12 +35,12 @@ def run_operator(
         if tuple(output.shape) != shape:
             raise context.unsupported(f"it made a part of shape {tuple(output.shape)}, expected {shape}")
     return tuple(
-        output.detach() if output.requires_grad and _counted_elsewhere(context, index) else output
+        output.detach() if output.requires_grad and counted_elsewhere(context, index) else output
         for index, output in enumerate(outputs)
     )
 
 
-def _counted_elsewhere(context: OperatorContext, index: int) -> bool:
+def counted_elsewhere(context: OperatorContext, index: int) -> bool:
     """Whether an output's gradient counts on another rank.
 
     Where one output is split and another (a cache beside a result) is the same on all ranks of an axis, the gradients

@@ -1,0 +1,371 @@
+"""Options of the user -> what the search is asked: model and cluster read, the space laid out, rules worked out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tap_planner.errors import UsageError
+from tap_planner.plan import RECOMPUTES, Constraint, PlanOptions
+from tap_planner.yaml_entries import near_miss
+
+if TYPE_CHECKING:
+    from tap_planner.cluster import Cluster, Mesh
+    from tap_planner.folding import FoldedGraph
+    from tap_planner.graph import BindOptions, Graph
+    from tap_planner.search import NoStrategyError, Roles, SearchRequest, SpaceRules, StrategyFilter, Target, Variant
+
+__all__ = ["PreparedSearch", "bind_options", "limit_bytes", "prepare", "with_rules"]
+
+_log = logging.getLogger("tap_planner")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSearch:
+    """A request with its model and cluster read: what ``search`` needs, and what the document says of the inputs."""
+
+    graph: Graph
+    """Bound with the global batch."""
+    cluster: Cluster
+    options: PlanOptions
+    """With the bound batch filled in."""
+    requests: tuple[SearchRequest, ...]
+    """The parts of the space: one, but for some targets."""
+    graphs: Callable[[int], Graph]
+    """Microbatch count -> the graph bound with the batch of one microbatch."""
+
+    @property
+    def request(self) -> SearchRequest:
+        """The space, or its first part."""
+        return self.requests[0]
+
+    @cached_property
+    def loss_output(self) -> str | None:
+        """ONNX name of the output that the loss reads."""
+        return _loss_output(self.graph)
+
+
+def prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSearch:
+    """Read and bind the model, and lay out the space.
+
+    Raises:
+        TapError: model or options are wrong.
+    """
+    from tap_planner.cost import unknown_operators
+    from tap_planner.graph import bind, load_model
+
+    model = load_model(path)
+    whole = bind(model, bind_options(options))
+    for warning in whole.warnings:
+        _log.warning(warning)
+    unknown = unknown_operators(whole, options.precision)
+    if unknown is not None:
+        _log.warning(unknown.warning)
+    used = sorted((rule for rule in options.custom_rules if rule.type in whole.ruled), key=lambda rule: rule.type)
+    options = replace(options, custom_rules=tuple(used), batch=whole.batch)
+    if options.microbatches != "auto":
+        _check_microbatches(options.microbatches, whole)
+
+    @cache
+    def graphs(microbatches: int) -> Graph:
+        if microbatches == 1:
+            return whole
+        return bind(model, replace(bind_options(options), batch=whole.batch // microbatches))
+
+    requests = _requests(graphs, cluster, options)
+    return PreparedSearch(graph=whole, cluster=cluster, options=options, requests=requests, graphs=graphs)
+
+
+def with_rules(prepared: PreparedSearch, constraints: tuple[Constraint, ...], target: str | None) -> PreparedSearch:
+    """The same request under other rules.
+
+    Raises:
+        UsageError: the rules cannot be kept.
+    """
+    options = replace(prepared.options, constraints=constraints, target=target)
+    requests = _requests(prepared.graphs, prepared.cluster, options)
+    return replace(prepared, options=options, requests=requests)
+
+
+def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOptions) -> tuple[SearchRequest, ...]:
+    from tap_planner.search import TARGETS
+
+    target = None if options.target is None else TARGETS[options.target]
+    meshes = _meshes(cluster, options, target)
+    _check_axes(options.constraints, meshes)
+    variants = (None,) if target is None else target.variants()
+    found: list[SearchRequest] = []
+    conflicts: list[NoStrategyError] = []
+    for variant in variants:
+        space = _Space(graphs, options, target, variant)
+        kept, conflict = space.keep_meshes(meshes)
+        levels = _zero_levels(options, target, variant)
+        if kept and levels:
+            found.append(_request(space, cluster, options, kept, levels))
+        elif conflict is not None:
+            conflicts.append(conflict)
+    if found:
+        return tuple(found)
+    if conflicts:
+        raise _on_fewer(_Space(graphs, options, target, variants[0]), cluster, options, conflicts[0])
+    raise UsageError(
+        f"--target {options.target} with --zero {options.zero} has no mesh that keeps the rules",
+        hint="Leave --zero to the search, or choose another --mesh.",
+    )
+
+
+def _request(
+    space: _Space, cluster: Cluster, options: PlanOptions, meshes: tuple[Mesh, ...], zero_levels: tuple[int, ...]
+) -> SearchRequest:
+    from tap_planner.search import SearchRequest
+
+    training = options.mode == "train"
+    return SearchRequest(
+        folded=space.folded,
+        batch=space.whole.batch,
+        cluster=cluster,
+        meshes=meshes,
+        precision=options.precision,
+        optimizer=options.optimizer if training else "",
+        training=training,
+        zero_levels=zero_levels,
+        recomputes=_recomputes(options, space.target),
+        microbatches=None if options.microbatches == "auto" else options.microbatches,
+        limit_bytes=limit_bytes(cluster, options),
+        gap=Fraction(options.gap_basis_points, 10_000),
+        constraints=space.strategy_filter,
+        loss_output=_loss_output(space.whole),
+        uniform_settings=space.target is not None and space.target.uniform_settings,
+        hybrid_zero=space.target is None or space.target.hybrid_zero,
+    )
+
+
+def bind_options(options: PlanOptions) -> BindOptions:
+    """How the model is bound."""
+    from tap_planner.graph import BindOptions, LossOptions
+
+    return BindOptions(
+        batch=options.batch,
+        dims=dict(options.dims),
+        shapes=dict(options.shapes),
+        values=dict(options.values),
+        batch_dim=options.batch_dim,
+        training=options.mode == "train",
+        ends=options.mode == "infer",
+        loss=LossOptions(kind=options.loss, output=options.loss_output),  # type: ignore[arg-type]
+        freeze=options.freeze,
+        train=options.train,
+        custom_rules=options.custom_rules,
+    )
+
+
+def limit_bytes(cluster: Cluster, options: PlanOptions) -> int | None:
+    """The memory limit per device; None: there is none."""
+    if options.max_memory_bytes == "none":
+        return None
+    return cluster.usable_memory_bytes if options.max_memory_bytes == "device" else options.max_memory_bytes
+
+
+# -- rules -------------------------------------------------------------------------------------------------------
+
+
+class _Space:
+    """Graphs of microbatches with what the rules say of them."""
+
+    def __init__(
+        self,
+        graphs: Callable[[int], Graph],
+        options: PlanOptions,
+        target: Target | None = None,
+        variant: Variant | None = None,
+    ) -> None:
+        self.whole = graphs(1)
+        self.target = target
+        self._graphs = graphs
+        self._options = options
+        self._variant = variant
+        self._rules: dict[int, SpaceRules] = {}
+        self._folded: dict[int, FoldedGraph] = {}
+
+    def folded(self, microbatches: int) -> FoldedGraph:
+        """The graph of one microbatch, in which operators under unlike rules do not stand for each other."""
+        from tap_planner.folding import fold
+
+        if microbatches not in self._folded:
+            graph = self._graphs(microbatches)
+            self._folded[microbatches] = fold(graph, self._rules_of(graph).tags)
+        return self._folded[microbatches]
+
+    def strategy_filter(self, mesh: Mesh, graph: Graph) -> StrategyFilter:
+        """The rules on a mesh."""
+        from tap_planner.search import StrategyFilter
+
+        return StrategyFilter(self._rules_of(graph), mesh.names, mesh.shape)
+
+    def _rules_of(self, graph: Graph) -> SpaceRules:
+        """By batch: the microbatch count is what graphs differ in."""
+        from tap_planner.search import Roles, SpaceRules, merge_rules, target_rules
+
+        if not self._options.constraints and self.target is None:
+            return SpaceRules()
+        if graph.batch not in self._rules:
+            roles = Roles(graph, self.whole)
+            rules = self._resolved(graph, roles)
+            if self.target is not None and self._variant is not None:
+                rules = merge_rules(rules, target_rules(self.target, self._variant, graph, roles))
+            self._rules[graph.batch] = rules
+        return self._rules[graph.batch]
+
+    def _resolved(self, graph: Graph, roles: Roles) -> SpaceRules:
+        """The user's rules; what a small microbatch lacks (one sample has no batch to split) is still asked of it."""
+        from tap_planner.search import Roles, keep_demands, resolve
+
+        constraints = self._options.constraints
+        if graph.batch == self.whole.batch:
+            return resolve(graph, constraints, roles)
+        whole = resolve(self.whole, constraints, Roles(self.whole))
+        return keep_demands(resolve(graph, constraints, roles, partly=True), whole)
+
+    def keep_meshes(self, meshes: Sequence[Mesh]) -> tuple[tuple[Mesh, ...], NoStrategyError | None]:
+        """The meshes on which the rules can be kept, and, where some cannot, the first conflict."""
+        from tap_planner.search import first_conflict
+        from tap_planner.sharding import block_hints
+
+        if not self._options.constraints and self.target is None:
+            return tuple(meshes), None
+        microbatches = 1 if self._options.microbatches == "auto" else self._options.microbatches
+        graph = self.folded(microbatches).graph
+        hints = dict(block_hints(graph))
+        kept: list[Mesh] = []
+        conflict: NoStrategyError | None = None
+        for mesh in meshes:
+            if not self._is_wanted(mesh):
+                continue
+            found = self._lacks_axis(mesh) or first_conflict(graph, hints, self.strategy_filter(mesh, graph), mesh)
+            conflict = conflict or found
+            if found is None:
+                kept.append(mesh)
+        return tuple(kept), conflict
+
+    def _lacks_axis(self, mesh: Mesh) -> NoStrategyError | None:
+        """The conflict with a mesh that lacks an axis along which something must be split."""
+        from tap_planner.search import NoStrategyError
+
+        for constraint in self._options.constraints:
+            if constraint.needs_axis and constraint.axis not in mesh.names:
+                return NoStrategyError(
+                    f"{constraint.shown} needs the axis {constraint.axis}, the mesh {mesh} has none",
+                    hint=f"Name an axis {constraint.axis} in --mesh.",
+                )
+        return None
+
+    def _is_wanted(self, mesh: Mesh) -> bool:
+        from tap_planner.search.targets import AxisRole
+
+        if self.target is None or self._variant is None or self._variant.tensor is None:
+            return True
+        return self._variant.tensor == (AxisRole.TENSOR in self.target.roles_of(mesh))
+
+
+def _check_axes(constraints: tuple[Constraint, ...], meshes: tuple[Mesh, ...]) -> None:
+    known = sorted({axis.name for mesh in meshes for axis in mesh.axes})
+    for constraint in constraints:
+        if constraint.kind != "replicate" and constraint.axis not in known:
+            raise UsageError(
+                f"{constraint.shown} names axis {constraint.axis!r}, the axes are {', '.join(known)}"
+                f"{near_miss(constraint.axis, known)}",
+                hint="name an axis of --mesh",
+            )
+
+
+# -- the space ---------------------------------------------------------------------------------------------------
+
+
+def _meshes(cluster: Cluster, options: PlanOptions, target: Target | None) -> tuple[Mesh, ...]:
+    from tap_planner.cluster import enumerate_meshes, parse_mesh
+    from tap_planner.search import useful_meshes
+
+    if options.mesh is not None:
+        mesh = parse_mesh(options.mesh, cluster, allow_idle=options.allow_idle)
+        if target is not None:
+            target.roles_of(mesh)
+        return (mesh,)
+    meshes = enumerate_meshes(cluster, options.max_axes, allow_idle=options.allow_idle)
+    if target is not None:
+        return target.name_meshes(meshes)
+    return meshes if options.constraints else useful_meshes(cluster, meshes)  # rules name axes
+
+
+def _on_fewer(space: _Space, cluster: Cluster, options: PlanOptions, conflict: NoStrategyError) -> NoStrategyError:
+    """The conflict; where rules can be kept on fewer devices, that there is no plan on all of them."""
+    from tap_planner.search import NotOnAllError
+
+    if options.allow_idle or options.mesh is not None:
+        return conflict
+    kept, _ = space.keep_meshes(_meshes(cluster, replace(options, allow_idle=True), space.target))
+    if not kept:
+        return conflict
+    return NotOnAllError(
+        f"no plan uses all {cluster.num_devices} devices: {conflict.message}",
+        hint=f"{conflict.hint.rstrip('.')}; or add --allow-idle: the mesh {kept[0]} keeps the rules.",
+    )
+
+
+def _zero_levels(options: PlanOptions, target: Target | None, variant: Variant | None) -> tuple[int, ...]:
+    """ZeRO levels of a part of the space; none where the target has not the one that was asked for."""
+    if options.mode != "train":
+        return (0,) if options.zero in ("auto", 0) else (int(options.zero),)
+    asked = (0, 1, 2, 3) if options.zero == "auto" else (options.zero,)
+    if target is None or variant is None:
+        return asked
+    known = {*target.zero_levels, *target.zero_levels_with_tensor}
+    if not known & set(asked):
+        raise UsageError(
+            f"--zero {options.zero}: --target {target.name} has ZeRO {', '.join(map(str, sorted(known)))}",
+            hint="Leave --zero to the search.",
+        )
+    return tuple(level for level in asked if level in variant.zero_levels)
+
+
+def _recomputes(options: PlanOptions, target: Target | None) -> tuple[str, ...]:
+    if options.mode != "train":
+        return ("none",)
+    asked = RECOMPUTES if options.recompute == "auto" else (options.recompute,)
+    if target is None:
+        return asked
+    kept = tuple(setting for setting in asked if setting in target.recomputes)
+    if not kept:
+        raise UsageError(
+            f"--recompute {options.recompute}: --target {target.name} has {', '.join(target.recomputes)}",
+            hint="Leave --recompute to the search.",
+        )
+    return kept
+
+
+def _check_microbatches(microbatches: int, graph: Graph) -> None:
+    from tap_planner.sharding import map_batch
+
+    if graph.batch % microbatches:
+        raise UsageError(
+            f"--microbatches {microbatches} does not divide the batch {graph.batch}",
+            hint="choose a divisor of the batch, or leave --microbatches to the search",
+        )
+    obstacles = map_batch(graph).obstacles
+    if microbatches > 1 and obstacles:
+        raise UsageError(
+            f"--microbatches {microbatches}: the batch cannot be split at operator {obstacles[0]!r}"
+            + (f" and {len(obstacles) - 1} more" if len(obstacles) > 1 else ""),
+            hint="use --microbatches 1",
+        )
+
+
+def _loss_output(graph: Graph) -> str | None:
+    if graph.loss is None:
+        return None
+    source = graph.operators[-1].inputs[0]
+    return next((name for name, tensor in zip(graph.output_names, graph.outputs, strict=True) if tensor == source), "")

@@ -1,0 +1,84 @@
+"""Times of the instructions of a Program, each by itself, with latency."""
+
+from __future__ import annotations
+
+from tap_planner.cluster import Cluster, Mesh, MeshAxis
+from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns, optimizer_ns
+from tap_planner.plan import OperatorDecision, ParameterDecision
+from tap_planner.program import Instruction, Program, instruction_collectives, local_factor_sizes, local_operands
+from tap_planner.sharding import Placements, local_shape
+from tap_planner.simulate.overlap import Busy
+
+
+class Durations:
+    """What the instructions of a Program take on the rank at coordinate 0.
+
+    Args:
+        program: the plan, lowered.
+        cluster: the devices that its mesh uses.
+    """
+
+    def __init__(self, program: Program, cluster: Cluster) -> None:
+        decisions = program.decisions
+        self._program = program
+        self._mesh_shape = decisions.mesh_shape
+        self._compute = ComputeModel(cluster.device, decisions.precision)
+        axes = tuple(MeshAxis(name=axis.name, size=axis.size) for axis in decisions.axes)
+        self._collectives = CollectiveModel(cluster, Mesh(axes=axes))
+        self._levels = [frozenset(axis.levels) for axis in decisions.axes]
+        self._operators: dict[object, tuple[int, int]] = {}
+
+    def collectives(self, instruction: Instruction) -> tuple[Busy, ...]:
+        """The collectives that an instruction issues, each with the levels whose links it uses."""
+        found: list[Busy] = []
+        for _, kind, axes, elements, dtype in instruction_collectives(self._program, instruction):
+            ns = self._collectives.cost(kind, axes, self._compute.tensor_bytes(dtype, elements)).ns
+            found.append(Busy(ns, frozenset[str]().union(*(self._levels[axis] for axis in axes))))
+        return tuple(found)
+
+    def operator_ns(self, index: int) -> tuple[int, int]:
+        """Forward and backward time of an operator, without collectives."""
+        operator, decision = self._program.graph.operators[index], self._program.decisions.operators[index]
+        key = (operator.signature, decision.strategy, *_placements(decision))
+        if key not in self._operators:
+            self._operators[key] = operator_times_ns(
+                self._compute,
+                operator.signature,
+                factor_sizes=local_factor_sizes(self._program, index),
+                input_elements=local_operands(self._program, index),
+                output_elements=[
+                    self._elements(output.shape, given.placement)
+                    for output, given in zip(operator.signature.outputs, decision.outputs, strict=True)
+                ],
+                requires_gradient=[operand is not None and operand.gradient is not None for operand in decision.inputs],
+            )
+        return self._operators[key]
+
+    def update_ns(self) -> int:
+        """The optimizer's step."""
+        return sum(self._update_ns(p) for p in self._program.decisions.parameters if p.trainable)
+
+    def _update_ns(self, parameter: ParameterDecision) -> int:
+        shards = 1
+        for axis in parameter.zero_axes:
+            shards *= self._mesh_shape[axis]
+        return optimizer_ns(
+            self._elements(parameter.shape, parameter.placement),
+            shards=shards,
+            zero_level=parameter.zero_level,
+            precision=self._program.decisions.precision,
+            optimizer=self._program.decisions.optimizer,
+            device=self._compute.device,
+        )
+
+    def _elements(self, shape: tuple[int, ...], placements: Placements) -> int:
+        count = 1
+        for size in local_shape(shape, placements, self._mesh_shape):
+            count *= size
+        return count
+
+
+def _placements(decision: OperatorDecision) -> tuple[object, ...]:
+    """What of an operator's operands its time depends on."""
+    operands = ((o.placement, o.gradient is not None) if o is not None else None for o in decision.inputs)
+    return (*operands, *(output.placement for output in decision.outputs))

@@ -1,0 +1,125 @@
+"""What devices hold from the forward to the backward of a microbatch, as memory model M counts it.
+
+The rules are those of docs/cost-model.md, said of the decisions; they share nothing with the search, nor with the
+``Release`` instructions of a Program, which follow from what its instructions read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tap_planner.graph import TensorKind
+from tap_planner.operators import kept_for_backward, record_of
+from tap_planner.plan import Decisions, OperatorDecision
+from tap_planner.program import Program, rerun_of_regions
+from tap_planner.sharding import Placements
+
+Entry = tuple[str, Placements]
+"""A tensor in a placement."""
+
+
+def held_for_backward(program: Program, *, with_working: bool = True) -> frozenset[Entry]:
+    """Activations and graph inputs that are held when forward ends.
+
+    Args:
+        program: the plan, lowered.
+        with_working: whether all that the backward of a working region reads counts, as in model M; False: only what
+            is held at the end of forward.
+    """
+    return _Holding(program, with_working).entries()
+
+
+def working_regions(decisions: Decisions) -> frozenset[int]:
+    """The last occurrence of every run: it stands for the working set of whichever occurrence is recomputed."""
+    last: dict[int, tuple[int, int]] = {}
+    for number, region in enumerate(decisions.regions):
+        if region.run is not None:
+            last[region.run] = max(last.get(region.run, (-1, -1)), (region.occurrence, number))
+    return frozenset(number for _, number in last.values())
+
+
+def first_regions(program: Program) -> Mapping[str, int]:
+    """Per parameter the first region that reads it."""
+    region_of = _region_of(program.decisions)
+    found: dict[str, int] = {}
+    for decision in program.decisions.operators:
+        for operand in decision.inputs:
+            read = None if operand is None else program.graph.tensors[operand.tensor].read
+            if read is not None:
+                found.setdefault(read.parameter, region_of[decision.id])
+    return found
+
+
+def _region_of(decisions: Decisions) -> dict[str, int]:
+    return {name: number for number, region in enumerate(decisions.regions) for name in region.operators}
+
+
+class _Holding:
+    """Working state of ``held_for_backward``."""
+
+    def __init__(self, program: Program, with_working: bool) -> None:
+        self._program = program
+        self._decisions = program.decisions
+        self._region_of = _region_of(program.decisions)
+        self._working = working_regions(program.decisions) if with_working else frozenset[int]()
+        self._made_in = {o.tensor: self._region_of[d.id] for d in program.decisions.operators for o in d.outputs}
+        self._source = {o.tensor: o.placement for d in program.decisions.operators for o in d.outputs}
+        self._again = frozenset[int]().union(*rerun_of_regions(program.graph, program.decisions))
+        selective = {n for n, region in enumerate(program.decisions.regions) if region.recompute == "selective"}
+        self._remade = {tensor for tensor, region in self._made_in.items() if region in selective} & {
+            output.tensor for index in self._again for output in program.decisions.operators[index].outputs
+        }
+        self._held: set[Entry] = set()
+
+    def entries(self) -> frozenset[Entry]:
+        """All of them."""
+        for index, decision in enumerate(self._decisions.operators):
+            region = self._region_of[decision.id]
+            setting = self._decisions.regions[region].recompute
+            if setting != "full" or region in self._working:
+                self._read_by_backward(index, everything=setting == "none" or region in self._working)
+            if setting == "selective" and index in self._again:
+                self._operands_of_rerun(decision)
+            if setting == "full":
+                self._boundary(decision, region)
+        self._shared_copies()
+        tensors = self._program.graph.tensors
+        kinds = (TensorKind.ACTIVATION, TensorKind.INPUT)
+        return frozenset(entry for entry in self._held if tensors[entry[0]].kind in kinds)
+
+    def _read_by_backward(self, index: int, *, everything: bool) -> None:
+        """What an operator's backward reads, of it all or what is not made again."""
+        decision = self._decisions.operators[index]
+        needed = tuple(operand is not None and operand.gradient is not None for operand in decision.inputs)
+        inputs, outputs = kept_for_backward(record_of(self._program.graph.operators[index].signature), needed)
+        for position in inputs:
+            operand = decision.inputs[position]
+            if operand is not None and (everything or operand.tensor not in self._remade):
+                self._held.add((operand.tensor, operand.placement))
+        for position in outputs:
+            if everything or index not in self._again:
+                self._held.add((decision.outputs[position].tensor, decision.outputs[position].placement))
+
+    def _operands_of_rerun(self, decision: OperatorDecision) -> None:
+        """What an operator that runs again reads, unless that is made again."""
+        for operand in decision.inputs:
+            if operand is not None and operand.tensor not in self._remade:
+                self._held.add((operand.tensor, operand.placement))
+
+    def _boundary(self, decision: OperatorDecision, region: int) -> None:
+        """What a region that runs again as a whole reads of others, as it was made; inputs as they are read."""
+        for operand in decision.inputs:
+            if operand is None:
+                continue
+            made_in = self._made_in.get(operand.tensor)
+            if made_in is None:
+                self._held.add((operand.tensor, operand.placement))
+            elif made_in != region:
+                self._held.add((operand.tensor, self._source[operand.tensor]))
+
+    def _shared_copies(self) -> None:
+        """Redistributions that regions share are not made again."""
+        for redistribution in self._decisions.redistributions:
+            regions = {self._region_of[consumer] for consumer in redistribution.consumers}
+            if len(regions) > 1 and any(self._decisions.regions[number].recompute == "full" for number in regions):
+                self._held.add((redistribution.tensor, redistribution.to))
