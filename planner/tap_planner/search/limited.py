@@ -23,6 +23,7 @@ from tap_planner.search.configuration import Configuration
 from tap_planner.search.elimination import WidthError
 from tap_planner.search.master import improve, solve_master
 from tap_planner.search.mixing import mix
+from tap_planner.search.proof import Proof, ProofKind
 from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Outcome, Weights
@@ -59,10 +60,14 @@ class LimitedSearch:
         """No solution that fits is faster."""
         self.unlimited_ns = 0
         """A lower bound of the least time without the limit."""
+        self.unlimited = Proof(kind=ProofKind.RELAXED, bound_ns=0)
+        """How that is proven."""
         self.best: Outcome | None = None
         """The fastest solution met that fits."""
         self.multiplier = Fraction(0)
         """Of the bound, in ns per byte; 0 where the limit does not bind."""
+        self.proof = Proof(kind=ProofKind.RELAXED, bound_ns=0)
+        """The best bound of elimination."""
         self.infeasible = False
         """Proven: nothing fits."""
         self.parameters_too_large = False
@@ -146,9 +151,12 @@ class LimitedSearch:
     def _relax(self) -> None:
         if self._limit is not None and self._solver.least_own_bytes() > self._limit:
             self.infeasible = self.parameters_too_large = True
+            self.proof = Proof(kind=ProofKind.INFEASIBLE, bound_ns=0)
             return
         found = self._solver.minimise(Weights(1, 0))
         self.bound_ns = self.unlimited_ns = -(-found.bound // SCALE)
+        self._prove(ProofKind.RELAXED, self.bound_ns, Fraction(0))
+        self.unlimited = self.proof
         self._fits_unlimited = self._fits(found)
         self._place(found)
         self._take(found)
@@ -157,6 +165,8 @@ class LimitedSearch:
         if self.best is not None:
             fastest = self._solver.optimum(Weights(1, 0))
             self.bound_ns = self.unlimited_ns = max(self.bound_ns, -(-fastest.bound // SCALE))
+            self._prove(ProofKind.TIGHTENED, self.bound_ns, Fraction(0))
+            self.unlimited = Proof(kind=ProofKind.TIGHTENED, bound_ns=self.unlimited_ns)
             self._take(fastest)
             return
         assert self._limit is not None
@@ -170,6 +180,7 @@ class LimitedSearch:
         self._take(smallest)
         if -(-smallest.bound // SCALE) > self._limit:
             self.infeasible = True
+            self.proof = Proof(kind=ProofKind.INFEASIBLE, bound_ns=0)
         elif self._fits(smallest):
             self._place(smallest)
 
@@ -288,6 +299,11 @@ class LimitedSearch:
         elif self._too_large is None or found.ns > self._too_large.ns:
             self._too_large = found
 
+    def _prove(self, kind: ProofKind, bound_ns: int, multiplier: Fraction) -> None:
+        """Remember how elimination gives the best bound."""
+        if bound_ns > self.proof.bound_ns:
+            self.proof = Proof(kind=kind, bound_ns=bound_ns, multiplier=multiplier)
+
     def _weights(self, multiplier: Fraction) -> Weights:
         return Weights(multiplier.denominator, multiplier.numerator, self._divisor)
 
@@ -298,6 +314,7 @@ class LimitedSearch:
         weights = self._weights(multiplier)
         found = self._solver.optimum(weights) if exact else self._solver.minimise(weights)
         dual = -(-(found.bound - SCALE * weights.memory * self._limit) // (SCALE * weights.time))
+        self._prove(ProofKind.TIGHTENED if exact else ProofKind.RELAXED, dual, multiplier)
         if self._probe is None or dual > self._probe[0]:
             self._probe = (dual, multiplier)
         if dual > self.bound_ns:

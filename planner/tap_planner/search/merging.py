@@ -18,6 +18,7 @@ def merge_results(results: Sequence[SearchResult]) -> SearchResult:
     return replace(
         best,
         bound_ns=min(result.bound_ns for result in results),
+        leaves=tuple(leaf for result in results for leaf in result.leaves),
         statistics=SearchStatistics(
             meshes=sum(part.meshes for part in parts),
             configurations=sum(part.configurations for part in parts),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from tap_planner.cluster import Mesh, part_of
@@ -18,6 +18,7 @@ from tap_planner.search.feasibility import first_conflict
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.obstacles import find_obstacles
+from tap_planner.search.proof import Leaf, Proof, ProofKind
 from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics, does_not_fit, gigabytes
 from tap_planner.search.solver import Solver
 from tap_planner.search.weighting import Outcome
@@ -49,6 +50,10 @@ class _Candidate:
     """Whether larger microbatch counts are excluded as well."""
     followed: bool = False
     """Whether the next microbatch count has been queued."""
+    proof: Proof = Proof(kind=ProofKind.SPLIT, bound_ns=0)
+    """By what the bound is proven, as far as elimination goes."""
+    settled: bool = False
+    """Whether multiples of the microbatch count are excluded as well."""
 
 
 def search(request: SearchRequest) -> SearchResult:
@@ -72,11 +77,12 @@ class _Search:
         self._hints: dict[int, dict[str, tuple[tuple[int, ...], ...]]] = {}
         self._allowed: dict[tuple[int, int], bool] = {}
         self._notes: list[str] = []
-        self._unlimited: dict[_Setting, int] = {}
+        self._unlimited: dict[_Setting, Proof] = {}
         self._settled: dict[_Setting, set[int]] = {}
         self._queue: list[tuple[int, _Setting, int, int, _Candidate]] = []
         self._order = 0
         self._num_solved = 0
+        self._leaves: list[Leaf] = []
         self._hints_of_bounds: dict[_Setting, Fraction] = {}
         self._multiplier = Fraction(0)
         self._least: dict[tuple[int, ...], int] = {(): 0}
@@ -211,7 +217,8 @@ class _Search:
             bound = self._least_ns(mesh)
             for number, choices in enumerate(self._choices_of_settings(mesh)):
                 self._settings[mesh, number] = choices
-                self._push(_Candidate((mesh, number), self._counts[0], bound, screened=True))
+                proof = Proof(kind=ProofKind.SPLIT, bound_ns=bound)
+                self._push(_Candidate((mesh, number), self._counts[0], bound, screened=True, proof=proof))
         total = len(self._queue) * len(self._counts)
         ended: list[int] = []
         while self._queue:
@@ -220,6 +227,7 @@ class _Search:
                 ended.append(candidate.bound_ns)
                 if not candidate.followed and not candidate.last:
                     self._queue_next(candidate)
+                self._leave(candidate)
                 continue
             self._advance(candidate)
             state = candidate.state
@@ -228,16 +236,34 @@ class _Search:
             if candidate.excluded:
                 if not candidate.last:
                     self._queue_next(candidate)
+                self._leave(candidate)
             elif state is None or not state.finished:
                 for following in self._split(candidate):
                     self._push(following)
-            elif not state.infeasible:
-                ended.append(state.bound_ns)
+            else:
+                self._leave(candidate)
+                if not state.infeasible:
+                    ended.append(state.bound_ns)
         if self._best is None:
             raise self._nothing_fits(bool(ended))
         self._polish()
         candidate, outcome = self._best
         return self._result(candidate, outcome, min([outcome.ns, *ended]), total)
+
+    def _leave(self, candidate: _Candidate) -> None:
+        """A part of the space is done with: note how it is bounded."""
+        self._leaves.append(
+            Leaf(
+                mesh=str(self._request.meshes[candidate.setting[0]]),
+                setting=candidate.setting[1],
+                room=candidate.room,
+                microbatches=candidate.microbatches,
+                and_more=candidate.last,
+                and_multiples=candidate.settled,
+                proof=candidate.proof,
+                solver_ns=max(candidate.bound_ns, candidate.proof.bound_ns),
+            )
+        )
 
     def _split(self, candidate: _Candidate) -> list[_Candidate]:
         """A candidate whose bound leaves out room for whole copies, as one candidate for each highest ZeRO level."""
@@ -250,7 +276,13 @@ class _Search:
             self._queue_next(candidate)
         return [
             _Candidate(
-                candidate.setting, candidate.microbatches, candidate.bound_ns, level, screened=True, followed=True
+                candidate.setting,
+                candidate.microbatches,
+                candidate.bound_ns,
+                level,
+                screened=True,
+                followed=True,
+                proof=candidate.proof,
             )
             for level in levels
         ]
@@ -294,6 +326,8 @@ class _Search:
         state = candidate.state
         state.advance(self._multiplier, None if self._best is None else self._best[1].ns)
         candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
+        if state.proof.bound_ns > candidate.proof.bound_ns or state.proof.kind is ProofKind.INFEASIBLE:
+            candidate.proof = state.proof
         if state.multiplier and state.best is not None:
             self._multiplier = state.multiplier
         if state.best is not None and (self._best is None or state.best.ns < self._best[1].ns):
@@ -313,6 +347,8 @@ class _Search:
         if virtual.multiplier:
             self._hints_of_bounds[candidate.setting] = virtual.multiplier
         candidate.last = virtual.parameters_too_large
+        if virtual.proof.bound_ns > candidate.proof.bound_ns or virtual.proof.kind is ProofKind.INFEASIBLE:
+            candidate.proof = replace(virtual.proof, whole_batch=True)
         return bound
 
     def _follow(self, candidate: _Candidate, state: LimitedSearch) -> None:
@@ -322,7 +358,9 @@ class _Search:
         """
         if state.parameters_too_large or (state.is_unlimited_optimum and state.finished):
             candidate.followed = True
+            candidate.last = state.parameters_too_large
             if not state.parameters_too_large:
+                candidate.settled = True
                 self._settled.setdefault(candidate.setting, set()).add(candidate.microbatches)
                 self._queue_next(candidate)
             return
@@ -335,10 +373,12 @@ class _Search:
         for count in self._counts:
             wanted = count > candidate.microbatches and not any(count % k == 0 for k in settled)
             if wanted and self._is_allowed(candidate.setting[0], count):
-                bound = self._unlimited.setdefault(candidate.setting, 0)
+                none = Proof(kind=ProofKind.SPLIT, bound_ns=0)
+                proof = self._unlimited.setdefault(candidate.setting, none)
                 if candidate.state is not None and candidate.microbatches == self._counts[0]:
-                    bound = self._unlimited[candidate.setting] = candidate.state.unlimited_ns
-                self._push(_Candidate(candidate.setting, count, bound))
+                    proof = replace(candidate.state.unlimited, whole_batch=True)
+                    self._unlimited[candidate.setting] = proof
+                self._push(_Candidate(candidate.setting, count, proof.bound_ns, proof=proof))
                 return
 
     # -- answers -----------------------------------------------------------------------------------------------
@@ -358,6 +398,7 @@ class _Search:
             bound_ns=bound_ns,
             memory_bytes=outcome.num_bytes,
             multiplier=candidate.state.multiplier,
+            leaves=tuple(self._leaves),
             statistics=SearchStatistics(
                 meshes=len(request.meshes),
                 configurations=total,

@@ -13,6 +13,7 @@ from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.obstacles import Obstacle
+from tap_planner.search.proof import Leaf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ class SearchResult:
     multiplier: Fraction
     """Of the Lagrangian bound, in ns per byte; 0 where the limit does not bind."""
     statistics: SearchStatistics
+    leaves: tuple[Leaf, ...]
+    """How every part of the space is bounded."""
     notes: tuple[str, ...]
     obstacles: tuple[Obstacle, ...] = ()
     """Why axes of the mesh are used less than they could be."""

@@ -1,0 +1,52 @@
+"""How every part of the space is bounded: what a certificate is made of."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+class ProofKind(enum.Enum):
+    """By what a part of the space is bounded."""
+
+    SPLIT = "split"
+    """Every operator split perfectly over the devices, nothing sent (``capacity.least_ns``)."""
+    RELAXED = "relaxed"
+    """Elimination of the relaxed model, with equal shares, under a multiplier (0: without the limit)."""
+    TIGHTENED = "tightened"
+    """The optimum under a multiplier: shares moved, and windows searched exactly."""
+    INFEASIBLE = "infeasible"
+    """Even the least memory is above the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """A bound that elimination gives, and all that is needed to take it again."""
+
+    kind: ProofKind
+    bound_ns: int
+    """Nothing that fits is faster."""
+    multiplier: Fraction = Fraction(0)
+    """In ns per byte."""
+    whole_batch: bool = False
+    """With the graph of the first microbatch count, of which more microbatches are never faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A part of the space with its bounds: one mesh, one microbatch count (or all further ones), some settings."""
+
+    mesh: str
+    setting: int
+    """What regions may choose from: its number among those of the mesh."""
+    room: int | None
+    """Highest ZeRO level in runs; None: any, without room for whole copies."""
+    microbatches: int
+    and_more: bool
+    """Whether all larger microbatch counts are covered as well."""
+    and_multiples: bool
+    """Whether the multiples of the microbatch count are covered as well."""
+    proof: Proof
+    solver_ns: int
+    """What the solver proved, where that is more than elimination gives; else as ``proof.bound_ns``."""
