@@ -13,7 +13,7 @@ from rich.text import Text
 from tap_planner.errors import InfeasibleError, TapError
 from tap_planner.plan import PlanDocument, device_kinds, write_text
 from tap_planner_cli.errors import printable
-from tap_planner_cli.show_text import idle_text
+from tap_planner_cli.show_text import idle_text, recompute_text, zero_text
 from tap_planner_cli.units import format_bytes, format_ns, format_rate, share
 
 
@@ -21,10 +21,9 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
     """The plan in a few lines."""
     predicted, certificate = document.predicted, document.certificate
     mesh = " x ".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes) or "1 device"
-    zero = max((p.decision.zero_level for p in document.folded.parameters if p.decision.trainable), default=0)
-    recompute = "full" if any(repeat.recompute == "full" for repeat in document.folded.repeats) else "none"
     training = document.options.mode == "train"
-    settings = f", ZeRO {zero}, {document.pipeline.microbatches} microbatches, recompute {recompute}"
+    settings = f", ZeRO {zero_text(document)}, {document.pipeline.microbatches} microbatches, "
+    settings += f"recompute {recompute_text(document)}"
     communication = (
         f"{share(predicted.communication_ns - predicted.hidden_ns, predicted.step_ns)} of it communication"
         + (f", {format_ns(predicted.hidden_ns)} more of it hidden" if predicted.hidden_ns else "")

@@ -29,6 +29,7 @@ from tap_planner.program import Collective, Phase, collectives, lower
 from tap_planner.simulate import price_program
 from tests.apply.sequence_plans import SequencePlan, sequence_factors
 from tests.graph.models import data_model, saved, symbols
+from tests.search.test_rings import attention as small_attention
 
 _MESHES = ((1, 2), (2, 2), (1, 4))
 _LENGTH = 8
@@ -172,6 +173,15 @@ def test_recomputed_rings(recompute: str, tmp_path: Path) -> None:
         found += check(graph, SequencePlan(graph, (2, 2), seed, length=_LENGTH, recompute=recompute, zero=zero))
     assert found[Phase.BACKWARD] == 2 * found[Phase.FORWARD] > 0
     assert found[Phase.RECOMPUTE] > 0
+
+
+def test_gradients_go_round_only_where_they_are_wanted() -> None:
+    """Where keys and values are inputs of the model they go round in backward, and no gradients do."""
+    for keys, rounds in (("x", 1), ("q", 2)):
+        graph = small_attention(length=_LENGTH, width=4, training=True, keys=keys)
+        plan = SequencePlan(graph, (4,), 0, length=_LENGTH, attention="ring", share=1.0)
+        found = check(graph, plan)
+        assert (found[Phase.FORWARD], found[Phase.BACKWARD]) == (3, 3 * rounds)
 
 
 def test_a_lost_exchange_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

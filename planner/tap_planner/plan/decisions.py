@@ -50,7 +50,7 @@ class OperatorDecision:
     name: str
     type: str
     strategy: tuple[str, ...]
-    """Per axis: name of a factor (``n``, ``n[3]``), ``none`` or ``partial``."""
+    """Per axis: name of a factor (``n``, ``n[3]``), ``ring``, ``none`` or ``partial``."""
     inputs: tuple[OperandDecision | None, ...]
     outputs: tuple[OutputDecision, ...]
 

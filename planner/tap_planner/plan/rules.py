@@ -29,8 +29,8 @@ class Constraint:
     axis: str = ""
     """Mesh axis (not of kind ``replicate``)."""
     value: str = ""
-    """Strategy values on the axis, separated by ``|``: a factor, a role (``column``), ``none`` or ``partial``; empty:
-    any split (kind ``operator``)."""
+    """Strategy values on the axis, separated by ``|``: a factor, a role (``column``), ``ring``, ``none``, ``partial``;
+    empty: any split (kind ``operator``)."""
     forbid: bool = False
     """True: the choice is not allowed; False: no other one is."""
     origin: str = field(default="--constraint", compare=False)

@@ -18,12 +18,14 @@ from tap_planner.search.feasibility import first_conflict
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.obstacles import find_obstacles
-from tap_planner.search.proof import Leaf, Proof, ProofKind
+from tap_planner.search.proof import UNPROVEN, Leaf, Proof, ProofKind
 from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics, does_not_fit, gigabytes
 from tap_planner.search.solver import Solver
 from tap_planner.search.weighting import Outcome
 from tap_planner.sharding import BatchMap, block_hints, map_batch
 
+MAX_RUNNERS_UP = 4
+"""Other plans within the gap that the result holds."""
 MAX_MICROBATCHES = 128
 """Largest microbatch count that the search tries by itself."""
 
@@ -50,7 +52,7 @@ class _Candidate:
     """Whether larger microbatch counts are excluded as well."""
     followed: bool = False
     """Whether the next microbatch count has been queued."""
-    proof: Proof = Proof(kind=ProofKind.SPLIT, bound_ns=0)
+    proof: Proof = UNPROVEN
     """By what the bound is proven, as far as elimination goes."""
     settled: bool = False
     """Whether multiples of the microbatch count are excluded as well."""
@@ -83,6 +85,8 @@ class _Search:
         self._order = 0
         self._num_solved = 0
         self._leaves: list[Leaf] = []
+        self._found: dict[tuple[int, int, int | None], tuple[_Candidate, Outcome]] = {}
+        """By mesh, microbatch count and room, the best plan met."""
         self._hints_of_bounds: dict[_Setting, Fraction] = {}
         self._multiplier = Fraction(0)
         self._least: dict[tuple[int, ...], int] = {(): 0}
@@ -248,7 +252,25 @@ class _Search:
             raise self._nothing_fits(bool(ended))
         self._polish()
         candidate, outcome = self._best
-        return self._result(candidate, outcome, min([outcome.ns, *ended]), total)
+        bound_ns = min([outcome.ns, *ended])
+        result = self._result(candidate, outcome, bound_ns, total)
+        return replace(result, runners_up=self._runners_up(outcome, bound_ns, total))
+
+    def _runners_up(self, best: Outcome, bound_ns: int, total: int) -> tuple[SearchResult, ...]:
+        """The best plans of other meshes and microbatch counts, as far as they too are within the gap."""
+        others: dict[tuple[int, int], tuple[_Candidate, Outcome]] = {}
+        chosen: tuple[int, int] | None = None
+        for (mesh, microbatches, _), (candidate, outcome) in self._found.items():
+            key = (mesh, microbatches)
+            if outcome is best:
+                chosen = key
+            elif key not in others or outcome.ns < others[key][1].ns:
+                others[key] = (candidate, outcome)
+        near = [
+            pair for key, pair in others.items() if key != chosen and pair[1].ns * (1 - self._request.gap) <= bound_ns
+        ]
+        near.sort(key=lambda pair: (pair[1].ns, pair[0].setting, pair[0].microbatches))
+        return tuple(self._result(*pair, bound_ns, total) for pair in near[:MAX_RUNNERS_UP])
 
     def _leave(self, candidate: _Candidate) -> None:
         """A part of the space is done with: note how it is bounded."""
@@ -330,8 +352,10 @@ class _Search:
             candidate.proof = state.proof
         if state.multiplier and state.best is not None:
             self._multiplier = state.multiplier
-        if state.best is not None and (self._best is None or state.best.ns < self._best[1].ns):
-            self._best = (candidate, state.best)
+        if state.best is not None:
+            self._found[candidate.setting[0], candidate.microbatches, candidate.room] = (candidate, state.best)
+            if self._best is None or state.best.ns < self._best[1].ns:
+                self._best = (candidate, state.best)
 
     def _virtual_bound(self, candidate: _Candidate) -> int | None:
         """A lower bound from the graph of the whole batch; None where nothing fits.
@@ -373,8 +397,7 @@ class _Search:
         for count in self._counts:
             wanted = count > candidate.microbatches and not any(count % k == 0 for k in settled)
             if wanted and self._is_allowed(candidate.setting[0], count):
-                none = Proof(kind=ProofKind.SPLIT, bound_ns=0)
-                proof = self._unlimited.setdefault(candidate.setting, none)
+                proof = self._unlimited.setdefault(candidate.setting, UNPROVEN)
                 if candidate.state is not None and candidate.microbatches == self._counts[0]:
                     proof = replace(candidate.state.unlimited, whole_batch=True)
                     self._unlimited[candidate.setting] = proof

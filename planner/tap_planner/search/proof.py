@@ -50,3 +50,7 @@ class Leaf:
     proof: Proof
     solver_ns: int
     """What the solver proved, where that is more than elimination gives; else as ``proof.bound_ns``."""
+
+
+UNPROVEN = Proof(kind=ProofKind.SPLIT, bound_ns=0)
+"""What is known before anything is."""

@@ -75,6 +75,8 @@ class SearchResult:
     leaves: tuple[Leaf, ...]
     """How every part of the space is bounded."""
     notes: tuple[str, ...]
+    runners_up: tuple[SearchResult, ...] = ()
+    """Plans on other meshes or with other microbatch counts whose objective is within the gap as well, best first."""
     obstacles: tuple[Obstacle, ...] = ()
     """Why axes of the mesh are used less than they could be."""
 
