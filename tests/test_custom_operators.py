@@ -185,7 +185,7 @@ def test_an_opaque_operator_can_be_run(place: Workplace) -> None:
 
 def test_split_in_lockstep(place: Workplace, warnings: list[str]) -> None:
     """By its rule heads are split; training is what a single process does; nothing is warned of."""
-    document = place.plan(RULES, f"{FLASH}:tp=h", "MatMul:tp!=b")
+    document = place.plan(RULES, f"{FLASH}:tp=h", "MatMul:tp!=batch")
     assert choices(document, FLASH) == [("h",)]
     assert warnings == []
     outcome = place.apply(document)
@@ -467,7 +467,7 @@ def test_wrong_files(place: Workplace, functions: str, message: str) -> None:
         ("return operands[0].detach()", "lost the gradient"),
         (
             "operands[0].data.mul_(1); operands[0].detach().add_(1); return operands[0] * 1",
-            "changed operand 0 in place",
+            "changed an operand in place",
         ),
         ("return operands[0], operands[0]", "returned 2 results, expected 1"),
         ("return 3.0", "returned float as output 0, expected a tensor"),

@@ -61,7 +61,7 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str]) -> int:
         report(error.format_message().rstrip("."), _see_help(name))
         return EXIT_USAGE
     except TapError as error:
-        report(error.message, error.hint)
+        report(error.message, *error.hints)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         report("interrupted", "")
@@ -77,11 +77,14 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str]) -> int:
         return EXIT_BUG
 
 
-def report(message: str, hint: str) -> None:
-    """Print ``error:`` and, after an empty line, ``hint:`` on stderr."""
+def report(message: str, *hints: str) -> None:
+    """Print ``error:`` and, after an empty line, a ``hint:`` for each thing that can be done, on stderr."""
     click.echo(f"error: {printable(message)}", err=True)
-    if hint:
-        click.echo(f"\nhint: {printable(hint)}", err=True)
+    given = [hint for hint in hints if hint]
+    if given:
+        click.echo(err=True)
+    for hint in given:
+        click.echo(f"hint: {printable(hint)}", err=True)
 
 
 def printable(text: str) -> str:

@@ -33,18 +33,34 @@ from tap_planner.plan import (
     write_plan,
 )
 from tap_planner_cli.console import make_console, show_warnings
-from tap_planner_cli.errors import EXIT_NEGATIVE, run
+from tap_planner_cli.errors import EXIT_NEGATIVE, printable, run
 from tap_planner_cli.parameters import PERCENT, SIZE, Assignment, NumberOrAuto, common_options, settings
-from tap_planner_cli.summary import print_summary, write_report
+from tap_planner_cli.summary import print_alternatives, print_summary, write_report
 
 _POSITIVE = click.IntRange(min=1)
-_NOT_PLANNING = {"model", "cluster", "output", "check", "report", "quiet", "verbose", "color"}
+DEFAULT_REGRET_BASIS_POINTS = 100
+"""How much slower than the best a plan near to an old one may be, where --max-regret is not given."""
+_NOT_PLANNING = {
+    "model",
+    "cluster",
+    "output",
+    "alternatives",
+    "check",
+    "report",
+    "quiet",
+    "verbose",
+    "color",
+    "model_file",
+    "verify_certificate",
+    "replay",
+}
 """Parameters that a --check may be given with; all others are in the plan."""
 
 
 @click.command(context_settings=settings("tap-plan"))
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("--cluster", required=True, metavar="FILE|NxM:DEVICE", help="cluster.yaml, or as 4x8:h100-sxm5-80gb.")
+@click.argument("model", type=click.Path(path_type=Path), required=False)
+@click.option("--model", "model_file", type=click.Path(path_type=Path), help="The same as MODEL.")
+@click.option("--cluster", metavar="FILE|NxM:DEVICE", help="cluster.yaml, or as 4x8:h100-sxm5-80gb.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Plan file; default: stdout.")
 @click.option("--batch", type=_POSITIVE, help="Global batch of one step.")
 @click.option("--dim", type=Assignment(), multiple=True, help="Value of a symbolic dim (repeatable).")
@@ -67,6 +83,8 @@ _NOT_PLANNING = {"model", "cluster", "output", "check", "report", "quiet", "verb
 @click.option("--max-axes", type=click.IntRange(1, 4), default=2, show_default=True, help="Most axes to choose.")
 @click.option("--allow-idle", is_flag=True, help="Let the mesh leave devices out where that is faster.")
 @click.option("--gap", type=PERCENT, default="0.1%", show_default=True, help="End when proven this near the optimum.")
+@click.option("--stay-near", type=click.Path(path_type=Path), metavar="PLAN", help="Change little of this old plan.")
+@click.option("--max-regret", type=PERCENT, help="How much slower that may make it; default: 1%.")
 @click.option("--zero", type=NumberOrAuto(0, 3), default="auto", show_default=True, help="ZeRO level.")
 @click.option("--no-zero", is_flag=True, help="The same as --zero 0.")
 @click.option("--microbatches", type=NumberOrAuto(1), default="auto", show_default=True)
@@ -93,22 +111,61 @@ _NOT_PLANNING = {"model", "cluster", "output", "check", "report", "quiet", "verb
     metavar="FILE",
     help="YAML rules of operators that are not known, see docs/custom-rules.md (repeatable).",
 )
+@click.option(
+    "--alternatives", type=_POSITIVE, metavar="K", help="Also show the K best plans on other meshes, with their costs."
+)
 @click.option("--check", type=click.Path(path_type=Path), help="Re-plan with this plan's options and compare.")
+@click.option(
+    "--verify-certificate",
+    type=click.Path(path_type=Path),
+    metavar="PLAN",
+    help="Check what this plan claims of itself; needs MODEL only, see docs/certificate.md.",
+)
+@click.option("--replay", is_flag=True, help="With --verify-certificate: prove the solver's bounds again, too.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write times and diagnosis as JSON.")
 @common_options
 @click.pass_context
-def command(context: click.Context, model: Path, cluster: str, check: Path | None, **values: Any) -> int:
+def command(
+    context: click.Context,
+    model: Path | None,
+    model_file: Path | None,
+    cluster: str | None,
+    check: Path | None,
+    **values: Any,
+) -> int:
     """Find the fastest plan for MODEL on a cluster and prove how good it is."""
     show_warnings(quiet=values["quiet"], verbose=values["verbose"])
     started = time.perf_counter()
+    path = _model(context, model, model_file)
     try:
+        if values["verify_certificate"] is not None:
+            return _verify(context, path, values)
+        if values["replay"]:
+            raise UsageError("--replay belongs to --verify-certificate", hint="Add --verify-certificate PLAN.")
+        if cluster is None:
+            raise _missing(context, "cluster")
         if check is not None:
-            return _check(context, model, cluster, check, values)
-        return _plan(PlanRequest(model=model, cluster=cluster, options=make_options(values)), values, started)
+            return _check(context, path, cluster, check, values)
+        return _plan(PlanRequest(model=path, cluster=cluster, options=make_options(values)), values, started)
     except TapError as error:
         if values["report"] is not None:
             write_report(values["report"], started, error=error)
         raise
+
+
+def _model(context: click.Context, model: Path | None, given: Path | None) -> Path:
+    """The model, as an argument or as an option."""
+    if model is not None and given is not None:
+        raise UsageError("MODEL and --model are both given", hint="Leave one of them out.")
+    path = given if model is None else model
+    if path is None:
+        raise _missing(context, "model")
+    return path
+
+
+def _missing(context: click.Context, name: str) -> click.MissingParameter:
+    param = next(param for param in context.command.params if param.name == name)
+    return click.MissingParameter(ctx=context, param=param, param_hint="'MODEL'" if name == "model" else None)
 
 
 def make_options(values: dict[str, Any]) -> PlanOptions:
@@ -137,6 +194,7 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         max_axes=values["max_axes"],
         allow_idle=values["allow_idle"],
         gap_basis_points=values["gap"],
+        max_regret_basis_points=_max_regret(values),
         max_memory_bytes=values["max_memory"],
         constraints=make_constraints(values),
         target=values["target"],
@@ -148,6 +206,14 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         train=values["train"],
         custom_rules=load_custom_rules(values["custom_rule"]),
     )
+
+
+def _max_regret(values: dict[str, Any]) -> int | None:
+    if values["stay_near"] is None and values["max_regret"] is not None:
+        raise UsageError("--max-regret is for --stay-near", hint="Give the old plan with --stay-near PLAN.")
+    if values["stay_near"] is None:
+        return None
+    return DEFAULT_REGRET_BASIS_POINTS if values["max_regret"] is None else values["max_regret"]
 
 
 def _zero(values: dict[str, Any]) -> int | Auto:
@@ -184,17 +250,23 @@ def _unique(option: str, pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 def _plan(request: PlanRequest, values: dict[str, Any], started: float) -> int:
     output: Path | None = values["output"]
     _check_writable(output)
+    old = None if values["stay_near"] is None else read_plan(values["stay_near"])
+    if old is not None:
+        check_digests(old)
     from tap_planner import api
 
-    document = api.make_plan(request)
+    document = api.make_plan(request, old)
     if output is None:
         click.echo(to_text(document), nl=False)
     else:
         write_plan(output, document)
     if not values["quiet"]:
         print_summary(make_console(values["color"], stderr=True), document, output)
+    others = api.alternatives(request, document, values["alternatives"]) if values["alternatives"] else ()
+    if others and not values["quiet"]:
+        print_alternatives(make_console(values["color"], stderr=True), document, others)
     if values["report"] is not None:
-        write_report(values["report"], started, document=document)
+        write_report(values["report"], started, document=document, others=others)
     return 0
 
 
@@ -207,17 +279,7 @@ def _check_writable(output: Path | None) -> None:
 
 
 def _check(context: click.Context, model: Path, cluster: str, plan: Path, values: dict[str, Any]) -> int:
-    given = [
-        name
-        for name in context.params
-        if name not in _NOT_PLANNING and context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    ]
-    if given:
-        option = "--" + given[0].replace("_", "-")
-        raise UsageError(
-            f"{option} cannot be given with --check, which takes the options of the plan",
-            hint=f"Leave {option} out, or write a new plan with it and use tap-diff.",
-        )
+    _refuse_planning(context, "--check", _NOT_PLANNING)
     old = read_plan(plan)
     check_digests(old)
     from tap_planner import api
@@ -226,6 +288,38 @@ def _check(context: click.Context, model: Path, cluster: str, plan: Path, values
     difference = api.check_plan(old, model, cluster)
     print_diff(make_console(values["color"]), difference)
     return EXIT_NEGATIVE if difference.verdict is Verdict.DECISIONS_CHANGED else 0
+
+
+def _verify(context: click.Context, model: Path, values: dict[str, Any]) -> int:
+    others = _NOT_PLANNING - {"cluster", "output", "alternatives", "check", "report"}
+    _refuse_planning(context, "--verify-certificate", others)
+    document = read_plan(values["verify_certificate"])
+    from tap_planner import api
+
+    report = api.verify_certificate(document, model, replay=values["replay"])
+    if not values["quiet"]:
+        for line in report.lines():
+            click.echo(printable(line))
+    return 0 if report.passed else EXIT_NEGATIVE
+
+
+def _refuse_planning(context: click.Context, mode: str, allowed: set[str]) -> None:
+    """Options that the plan holds cannot be given again.
+
+    Raises:
+        UsageError: one is given.
+    """
+    given = [
+        name
+        for name in context.params
+        if name not in allowed and context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    ]
+    if given:
+        option = "--" + given[0].replace("_", "-")
+        raise UsageError(
+            f"{option} cannot be given with {mode}, which takes the options of the plan",
+            hint=f"Leave {option} out, or write a new plan with it and use tap-diff.",
+        )
 
 
 def main() -> None:

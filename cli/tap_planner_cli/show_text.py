@@ -13,6 +13,7 @@ from rich.text import Text
 from tap_planner.plan import (
     BlockDisplay,
     BlockEntry,
+    Certificate,
     IdlePlaces,
     ParameterEntry,
     PlanDocument,
@@ -62,6 +63,7 @@ def _print_head(console: Console, document: PlanDocument) -> None:
     lines = [
         ("workload", f"{kind}, {options.precision}, batch {model.batch}{f' ({dims})' if dims else ''}"),
         ("objective", f"{format_ns(certificate.objective_ns)}, {proof} (bound {format_ns(certificate.bound_ns)})"),
+        ("by elimination", _lagrangian(certificate)),
         ("searched", ", ".join(f"{format_count(size)} {name}" for name, size in certificate.space.items())),
         ("not in it", ", ".join(certificate.not_in_objective)),
     ]
@@ -74,6 +76,12 @@ def _print_head(console: Console, document: PlanDocument) -> None:
         if text:
             grid.add_row(Text(name, style="dim"), printable(text))
     console.print(grid)
+
+
+def _lagrangian(certificate: Certificate) -> str:
+    """The bound that ``tap-plan --verify-certificate`` takes again; empty where the plan has none."""
+    bound_ns, gap = certificate.lagrangian_bound_ns, certificate.lagrangian_gap_basis_points
+    return "" if bound_ns is None or gap is None else f"bound {format_ns(bound_ns)}, gap {gap / 100:.2f} %"
 
 
 def _print_mesh(console: Console, document: PlanDocument) -> None:

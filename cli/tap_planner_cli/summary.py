@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tap_planner.alternatives import Alternative
 from tap_planner.errors import InfeasibleError, TapError
 from tap_planner.plan import PlanDocument, device_kinds, write_text
 from tap_planner_cli.errors import printable
@@ -35,6 +38,8 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
         ("memory", _memory(document)),
         ("proof", _proof(document)),
     ]
+    if certificate.near is not None:
+        rows.append(("near", certificate.near.shown))
     if document.num_idle:
         rows.append(("idle", idle_text(document)))
     if output is not None:
@@ -44,9 +49,29 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
         grid.add_row(Text(name, style="dim"), printable(text))
     console.print(grid)
     wanted = document.options.gap_basis_points
-    if certificate.gap_basis_points > max(wanted, 0) and certificate.status != "optimal":
+    allowed = wanted if certificate.near is None else wanted + certificate.near.regret_basis_points
+    if certificate.gap_basis_points > max(allowed, 0) and certificate.status != "optimal":
         text = f"warning: the plan is not proven to be within {wanted / 100:g} % of the optimum; the gap is given above"
         console.print(Text(text, style="yellow"))
+
+
+def print_alternatives(console: Console, document: PlanDocument, others: Sequence[Alternative]) -> None:
+    """The best plans on other meshes, in units of the one that was chosen."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("mesh", "microbatches", "objective", "proven", "predicted step", "memory"):
+        table.add_column(name, justify="left" if name == "mesh" else "right")
+    best = document.certificate.objective_ns
+    for other in others:
+        table.add_row(
+            other.mesh,
+            str(other.microbatches),
+            f"{format_ns(other.objective_ns)} ({other.objective_ns / best - 1:+.1%})",
+            f">= {format_ns(other.bound_ns)}",
+            format_ns(other.step_ns),
+            format_bytes(other.memory_bytes),
+        )
+    console.print(Text("The best plans on other meshes"))
+    console.print(table)
 
 
 def _throughput(document: PlanDocument) -> str:
@@ -90,7 +115,12 @@ def _proof(document: PlanDocument) -> str:
 
 
 def write_report(
-    path: Path, started: float, *, document: PlanDocument | None = None, error: TapError | None = None
+    path: Path,
+    started: float,
+    *,
+    document: PlanDocument | None = None,
+    error: TapError | None = None,
+    others: Sequence[Alternative] = (),
 ) -> None:
     """Write what does not belong into the plan: wall time, and the diagnosis of a failure.
 
@@ -99,6 +129,7 @@ def write_report(
         started: ``time.perf_counter()`` at the start.
         document: the plan that was found.
         error: what was found instead.
+        others: the best plans on other meshes.
     """
     report: dict[str, object] = {"wall_ms": round(1000 * (time.perf_counter() - started))}
     if document is not None:
@@ -108,6 +139,8 @@ def write_report(
             "bound_ns": document.certificate.bound_ns,
             "decisions": document.digests.decisions if document.digests else None,
         }
+    if others:
+        report["alternatives"] = [asdict(other) for other in others]
     if error is not None:
         report |= {"status": "error", "error": error.message, "hint": error.hint, "exit_code": error.exit_code}
     if isinstance(error, InfeasibleError):
@@ -115,5 +148,12 @@ def write_report(
             "status": "infeasible",
             "least_memory_bytes": error.least_memory_bytes,
             "limit_bytes": error.limit_bytes,
+            "diagnosis": {
+                "least_memory_bytes": error.least_memory_bytes,
+                "limit_bytes": error.limit_bytes,
+                "missing_bytes": max(error.least_memory_bytes - error.limit_bytes, 0),
+                "conflicts": list(error.conflicts),
+                "remedies": [asdict(remedy) for remedy in error.remedies],
+            },
         }
     write_text(path, json.dumps(report, indent=2) + "\n")

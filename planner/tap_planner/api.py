@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tap_planner.blame import blame_rules
+from tap_planner.alternatives import Alternative, best_on_other_meshes
 from tap_planner.errors import ApplyError, InfeasibleError
 from tap_planner.logs import NOTE
 from tap_planner.plan import (
@@ -33,7 +33,10 @@ from tap_planner.plan import (
     idle_devices,
     read_plan,
 )
+from tap_planner.remedies import diagnose
 from tap_planner.requests import PreparedSearch, bind_options, limit_bytes, prepare
+from tap_planner.staying import check_old_plan, near_result
+from tap_planner.verification import CertificateReport, lagrangian_bound_ns, proof_entries, verify
 
 if TYPE_CHECKING:
     from tap_planner.apply import ApplyResult, VerificationReport
@@ -44,8 +47,11 @@ if TYPE_CHECKING:
     from tap_planner.simulate import Prediction, Price
 
 __all__ = [
+    "Alternative",
     "ApplyOutcome",
+    "CertificateReport",
     "PreparedSearch",
+    "alternatives",
     "apply_plan",
     "check_plan",
     "diff_plans",
@@ -53,6 +59,7 @@ __all__ = [
     "make_plan",
     "prepare_search",
     "simulate_plan",
+    "verify_certificate",
 ]
 
 _log = logging.getLogger("tap_planner")
@@ -77,18 +84,41 @@ def prepare_search(request: PlanRequest) -> PreparedSearch:
     return prepare(request.model, load_cluster(request.cluster), request.options)
 
 
-def make_plan(request: PlanRequest) -> PlanDocument:
+def make_plan(request: PlanRequest, old: PlanDocument | None = None) -> PlanDocument:
     """Find the best plan and prove how good it is.
+
+    Args:
+        request: what is asked.
+        old: a plan to stay near to, within the regret that the options allow.
 
     Raises:
         InfeasibleError: no plan fits the memory limit.
         TapError: model, cluster or options are wrong.
     """
-    return _plan(prepare_search(request))
+    return _plan(prepare_search(request), old)
 
 
-def _plan(prepared: PreparedSearch) -> PlanDocument:
-    result = _fastest_predicted(prepared, _search(prepared))
+def alternatives(request: PlanRequest, document: PlanDocument, count: int) -> tuple[Alternative, ...]:
+    """The best plans on other meshes than that of a plan, the fastest first; fewer where nothing else fits.
+
+    Args:
+        request: what was asked.
+        document: the answer.
+        count: how many.
+
+    Raises:
+        TapError: model, cluster or options are wrong.
+    """
+    shape = tuple(axis.size for axis in document.mesh.axes)
+    return best_on_other_meshes(prepare_search(request), shape, count, _search_all)
+
+
+def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
+    if old is None:
+        result = _fastest_predicted(prepared, _search(prepared))
+    else:
+        check_old_plan(prepared, old)
+        result = near_result(prepared, _search(prepared), old)
     for note in result.notes:
         _log.info(note)
     for obstacle in result.obstacles:  # a mesh that was asked for deserves the reason why it is not used
@@ -117,7 +147,8 @@ def _fastest_predicted(prepared: PreparedSearch, result: SearchResult) -> Search
             f"microbatches is predicted fastest: {min(steps) / 1e6:.3f} ms a step, the one of least objective "
             f"{steps[0] / 1e6:.3f} ms"
         )
-    return chosen
+    statistics = replace(result.statistics, strategies=chosen.statistics.strategies)
+    return replace(chosen, bound_ns=result.bound_ns, leaves=result.leaves, statistics=statistics)
 
 
 def _search_all(prepared: PreparedSearch) -> SearchResult:
@@ -134,15 +165,7 @@ def _search(prepared: PreparedSearch) -> SearchResult:
     try:
         return _search_all(prepared)
     except InfeasibleError as failure:
-        error = blame_rules(prepared, failure, _search_all)
-        if prepared.options.allow_idle or prepared.cluster.num_devices == 1:
-            raise error from failure.__cause__
-        raise InfeasibleError(
-            error.message,
-            hint=f"{error.hint}; plans that leave devices idle are tried with --allow-idle",
-            least_memory_bytes=error.least_memory_bytes,
-            limit_bytes=error.limit_bytes,
-        ) from failure
+        raise diagnose(prepared, failure) from failure
 
 
 def _note_fewer(prepared: PreparedSearch, result: SearchResult) -> None:
@@ -271,12 +294,17 @@ def _tokens(program: Program) -> int | None:
 
 
 def _certificate(result: SearchResult) -> Certificate:
-    gap = result.objective_ns - result.bound_ns
+    proof = proof_entries(result.leaves)
+    lagrangian = lagrangian_bound_ns(proof, result.objective_ns)
+    bound_ns = max(result.bound_ns, lagrangian)
+    gap = result.objective_ns - bound_ns
     statistics = result.statistics
     return Certificate(
         objective_ns=result.objective_ns,
-        bound_ns=result.bound_ns,
-        gap_basis_points=-(-gap * 10_000 // max(result.bound_ns, 1)),
+        bound_ns=bound_ns,
+        lagrangian_bound_ns=lagrangian,
+        proof=proof,
+        gap_basis_points=-(-gap * 10_000 // max(bound_ns, 1)),
         status="optimal" if gap == 0 else "feasible",
         space={
             "meshes": statistics.meshes,
@@ -286,6 +314,7 @@ def _certificate(result: SearchResult) -> Certificate:
             "strategies": statistics.strategies,
         },
         not_in_objective=NOT_IN_OBJECTIVE if result.decisions.mode == "train" else NOT_IN_OBJECTIVE_OF_INFERENCE,
+        near=result.near,
     )
 
 
@@ -293,7 +322,8 @@ def _certificate(result: SearchResult) -> Certificate:
 
 
 def check_plan(old: PlanDocument, model: Path, cluster: str) -> PlanDiff:
-    """Plan again with the options that a plan stores, and compare.
+    """Plan again with the options that a plan stores, and compare; one that stays near to an old plan has itself for
+    the old one.
 
     Args:
         old: the plan.
@@ -303,7 +333,22 @@ def check_plan(old: PlanDocument, model: Path, cluster: str) -> PlanDiff:
     Raises:
         InfeasibleError: with this model and cluster nothing fits any more.
     """
-    return diff_plans(old, make_plan(PlanRequest(model=model, cluster=cluster, options=old.options)))
+    near = None if old.options.max_regret_basis_points is None else old
+    return diff_plans(old, make_plan(PlanRequest(model=model, cluster=cluster, options=old.options), near))
+
+
+def verify_certificate(document: PlanDocument, model: Path, *, replay: bool = False) -> CertificateReport:
+    """Check what a plan's certificate claims: its price, that the proof covers the space, and every bound of it.
+
+    Args:
+        document: the plan; it holds cluster and options.
+        model: ONNX file.
+        replay: whether to prove the solver's bounds again, too.
+
+    Raises:
+        ApplyError: the plan is about another model.
+    """
+    return verify(document, model, replay=replay)
 
 
 def _part_graph(document: PlanDocument, decisions: Decisions, model: Path) -> Graph:

@@ -20,6 +20,8 @@ Exit codes are those of the command line: 0 done, 1 negative answer, 2 wrong inp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 __all__ = [
     "ApplyError",
     "CaptureError",
@@ -75,6 +77,11 @@ class TapError(Exception):
     def hint(self, hint: str) -> None:
         self._hint = _one_line(hint)
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """All things that can be done, each in one printable line."""
+        return (self.hint,) if self.hint else ()
+
 
 class UsageError(TapError):
     """Command-line options that do not fit together or with the model."""
@@ -108,6 +115,23 @@ class CaptureError(TapError):
     """A torch module cannot be written as an ONNX file; the message says what stands in the way."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change with which a plan fits; one was found."""
+
+    kind: str
+    """What is changed: ``zero``, ``recompute``, ``microbatches``, ``mesh``, ``rule``, ``target``, ``together``,
+    ``idle``, ``memory`` or ``nodes``."""
+    text: str
+    """What to do, in one line."""
+    options: tuple[str, ...]
+    """The change as options of ``tap-plan``, to add or in place of those given; empty where it is not one of these."""
+    objective_ns: int
+    """Of the plan that was found: the best one takes no longer."""
+    memory_bytes: int
+    """Per device, of that plan."""
+
+
 class InfeasibleError(TapError):
     """Proven: no plan of the enumerated space fits the memory limit.
 
@@ -116,14 +140,32 @@ class InfeasibleError(TapError):
         hint: what to change.
         least_memory_bytes: the least memory per device that any plan of the space needs.
         limit_bytes: the memory limit per device.
+        conflicts: options that conflict with the limit: without any one of them a plan fits.
+        remedies: changes with which a plan fits, each checked by planning, the cheapest first.
     """
 
     exit_code = 3
 
-    def __init__(self, message: str, *, hint: str = "", least_memory_bytes: int, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        least_memory_bytes: int,
+        limit_bytes: int,
+        conflicts: tuple[str, ...] = (),
+        remedies: tuple[Remedy, ...] = (),
+    ) -> None:
         super().__init__(message, hint=hint)
         self.least_memory_bytes = least_memory_bytes
         self.limit_bytes = limit_bytes
+        self.conflicts = conflicts
+        self.remedies = remedies
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """One for each remedy; without any what is said generally."""
+        return tuple(_one_line(remedy.text) for remedy in self.remedies) or super().hints
 
 
 class LimitReachedError(TapError):

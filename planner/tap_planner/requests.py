@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tap_planner.graph import BindOptions, Graph
     from tap_planner.search import NoStrategyError, Roles, SearchRequest, SpaceRules, StrategyFilter, Target, Variant
 
-__all__ = ["PreparedSearch", "bind_options", "limit_bytes", "prepare", "with_rules"]
+__all__ = ["PreparedSearch", "bind_options", "limit_bytes", "prepare", "with_options"]
 
 _log = logging.getLogger("tap_planner")
 
@@ -81,15 +81,15 @@ def prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSearc
     return PreparedSearch(graph=whole, cluster=cluster, options=options, requests=requests, graphs=graphs)
 
 
-def with_rules(prepared: PreparedSearch, constraints: tuple[Constraint, ...], target: str | None) -> PreparedSearch:
-    """The same request under other rules.
+def with_options(prepared: PreparedSearch, options: PlanOptions, cluster: Cluster | None = None) -> PreparedSearch:
+    """The same model under other options that do not concern how it is bound, and on another cluster if one is given.
 
     Raises:
-        UsageError: the rules cannot be kept.
+        UsageError: the options cannot be kept.
     """
-    options = replace(prepared.options, constraints=constraints, target=target)
-    requests = _requests(prepared.graphs, prepared.cluster, options)
-    return replace(prepared, options=options, requests=requests)
+    cluster = cluster or prepared.cluster
+    requests = _requests(prepared.graphs, cluster, options)
+    return replace(prepared, cluster=cluster, options=options, requests=requests)
 
 
 def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOptions) -> tuple[SearchRequest, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.bench import depth, experts, ilp
+from tests.bench import depth, determinism, experts, ilp
+from tests.bench.instances import DATA
 
 
 def test_ilp() -> None:
@@ -35,3 +36,12 @@ def test_experts() -> None:
     """No expert's plan for three small models on 2 nodes is better than the search's (``main`` asserts it)."""
     rows = experts.main(["--models", "bert", "vit", "dlrm", "--clusters", "2x8:a100-sxm4-80gb"])
     assert {row["expert"] for row in rows} >= {"FSDP", "Megatron TP", "Megatron TP+SP", "row-wise embeddings"}
+
+
+def test_determinism() -> None:
+    """Two hash seeds, one core and two: the same bytes (``main`` ends with an error otherwise), under a tight limit."""
+    planning = ["--cluster", "1x4:a100-sxm4-80gb", "--batch", "8", "--dim", "seq=16", "--max-memory", "2MB"]
+    model = str(DATA / "hm_gpt_tiny.onnx")
+    rows = determinism.main(["--model", model, "--seeds", "0", "1", "--runs", "1", "--", *planning])
+    assert len({row["digest"] for row in rows}) == 1
+    assert len(rows) == 4

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tap_planner.plan import ApplyRequest, PlanDiff, PlanDocument, PlanRequest, diff_plans
+from tap_planner.verification import CertificateReport
 
 
 @dataclass
@@ -26,15 +27,19 @@ class FakeApi:
     document: PlanDocument
     error: BaseException | None = None
     passed: bool = True
+    verified: list[tuple[PlanDocument, Path, bool]] = field(default_factory=list)
     requests: list[PlanRequest | ApplyRequest] = field(default_factory=list)
+    old: list[PlanDocument | None] = field(default_factory=list)
+    """The old plans that plans were to stay near to."""
 
     def _answer(self) -> None:
         if self.error is not None:
             raise self.error
 
-    def make_plan(self, request: PlanRequest) -> PlanDocument:
+    def make_plan(self, request: PlanRequest, old: PlanDocument | None = None) -> PlanDocument:
         """The prepared plan."""
         self.requests.append(request)
+        self.old.append(old)
         self._answer()
         return self.document
 
@@ -42,6 +47,21 @@ class FakeApi:
         """The difference to the prepared plan."""
         self._answer()
         return diff_plans(old, self.document)
+
+    def verify_certificate(self, document: PlanDocument, model: Path, *, replay: bool = False) -> CertificateReport:
+        """What was asked, as findings where it is to fail."""
+        self.verified.append((document, model, replay))
+        self._answer()
+        return CertificateReport(
+            findings=() if self.passed else ("objective_ns: 1, the lowered plan costs 2",),
+            objective_ns=110,
+            lagrangian_bound_ns=100,
+            bound_ns=110,
+            num_leaves=3,
+            num_meshes=2,
+            replayed=replay,
+            seconds=1.0,
+        )
 
     def apply_plan(self, request: ApplyRequest) -> FakeOutcome:
         """An outcome."""

@@ -11,7 +11,16 @@ import pytest
 
 from tap_planner.errors import InfeasibleError, LimitReachedError, ModelError
 from tap_planner.logs import NOTE
-from tap_planner.plan import Constraint, PlanDocument, PlanOptions, PlanRequest, to_text, with_digests, write_plan
+from tap_planner.plan import (
+    Constraint,
+    Nearness,
+    PlanDocument,
+    PlanOptions,
+    PlanRequest,
+    to_text,
+    with_digests,
+    write_plan,
+)
 from tap_planner_cli.console import show_warnings
 from tap_planner_cli.errors import invoke
 from tap_planner_cli.plan import command
@@ -211,12 +220,59 @@ def test_check_refuses_an_edited_plan(api: FakeApi, old: str, capsys: Capture) -
     assert "edited" in capsys.readouterr().err
 
 
+def test_stay_near(api: FakeApi, old_document: PlanDocument, tmp_path: Path) -> None:
+    """The old plan is read, its path is not stored, and 1 % is the regret where nothing is said."""
+    path = tmp_path / "old.json"
+    write_plan(path, old_document)
+    assert _run("--stay-near", str(path), "-q") == 0
+    assert _run("--stay-near", str(path), "--max-regret", "0.5%", "-q") == 0
+    assert _run("-q") == 0
+    asked = [request.options for request in api.requests if isinstance(request, PlanRequest)]
+    assert [options.max_regret_basis_points for options in asked] == [100, 50, None]
+    assert api.old == [old_document, old_document, None]
+
+
+def test_stay_near_says_what_is_wrong(
+    api: FakeApi, old_document: PlanDocument, tmp_path: Path, capsys: Capture
+) -> None:
+    """A regret without an old plan, an old plan that is not there, is no plan, or was edited; with --check."""
+    assert _run("--max-regret", "2%") == 2
+    assert "--max-regret is for --stay-near" in capsys.readouterr().err
+    assert _run("--stay-near", str(tmp_path / "none.json")) == 2
+    assert "none.json" in capsys.readouterr().err
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    assert _run("--stay-near", str(broken)) == 2
+    assert "broken.json" in capsys.readouterr().err
+    edited = tmp_path / "edited.json"
+    edited.write_text(to_text(old_document).replace('"microbatches": 1', '"microbatches": 2'))
+    assert _run("--stay-near", str(edited)) == 2
+    assert "edited" in capsys.readouterr().err
+    assert _run("--stay-near", str(edited), "--check", str(edited)) == 2
+    assert "--stay-near cannot be given with --check" in capsys.readouterr().err
+    assert not api.requests
+
+
+def test_the_summary_of_a_plan_that_stays_near(api: FakeApi, old_document: PlanDocument, capsys: Capture) -> None:
+    """What changes, what that costs, and no warning about a gap that was allowed."""
+    near = Nearness(
+        regret_basis_points=91, microbatches=0, operators=0, parameters=2, regions=24, compared=100, changes_of_best=90
+    )
+    certificate = replace(old_document.certificate, near=near, status="feasible", gap_basis_points=95)
+    api.document = replace(old_document, certificate=certificate)
+    assert _run() == 0
+    words = " ".join(capsys.readouterr().err.split())
+    assert "26 of 100 decisions of the old plan change (0 operators, 2 parameters, 24 regions), 0.91 %" in words
+    assert "fewer are not proven to be impossible" in words and "warning" not in words
+
+
 def test_options_are_frozen() -> None:
     """The set of options is a contract; changing it is a decision."""
     found = {option for param in command.params for option in param.opts if option.startswith("-")}
     assert found == {
         *("--batch", "--batch-dim", "--check", "--cluster", "--color", "--constraint", "--dim", "--freeze", "--gap"),
-        *("--allow-idle", "--custom-rule"),
+        *("--allow-idle", "--alternatives", "--custom-rule", "--max-regret", "--stay-near"),
+        *("--model", "--replay", "--verify-certificate"),
         *("--constraints", "--fix", "--forbid", "--no-zero", "--replicate", "--target"),
         *("--loss",),
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
@@ -232,3 +288,19 @@ def test_what_is_said_besides_the_plan(flags: dict[str, bool], shown: int, capsy
     for level in (logging.WARNING, NOTE, logging.INFO):
         logging.getLogger("tap_planner").log(level, "said")
     assert capsys.readouterr().err.splitlines() == ["warning: said", "note: said", "note: said"][:shown]
+
+
+def test_alternatives(tmp_path: Path, capsys: Capture) -> None:
+    """The best plans on other meshes are shown and reported, in order, none better than the plan's own bound."""
+    report = tmp_path / "report.json"
+    model = Path(__file__).parents[1] / "data" / "hm_gpt_tiny.onnx"
+    arguments = [str(model), "--cluster", "2x4:a100-sxm4-80gb", "--batch", "8", "--dim", "seq=64", "--loss", "mean"]
+    arguments += ["--alternatives", "3", "--report", str(report), "-o", str(tmp_path / "plan.json")]
+    assert invoke(command, "tap-plan", arguments) == 0
+    assert "The best plans on other meshes" in capsys.readouterr().err
+    found = json.loads(report.read_text())
+    others = found["alternatives"]
+    assert len(others) == len({other["mesh"] for other in others}) == 2, "eight devices have three meshes"
+    bounds = [found["bound_ns"], *(other["bound_ns"] for other in others)]
+    assert all(other["objective_ns"] >= bound for other, bound in zip(others, bounds, strict=False))
+    assert all(other["objective_ns"] >= other["bound_ns"] for other in others)

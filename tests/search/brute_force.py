@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from unittest import mock
 
 from tap_planner.cluster import Cluster
 from tap_planner.cost import CollectiveModel
 from tap_planner.graph import Graph
-from tap_planner.search import Assignment, Configuration, Model
-from tap_planner.simulate import price_program
+from tap_planner.plan import Decisions
+from tap_planner.search import Assignment, Configuration, Model, storage
+from tap_planner.simulate import Price, price_program
 from tests.search.building import cluster_of, make_model, program_of, storable_states
 
 
@@ -69,6 +71,132 @@ def _prices(model: Model, configuration: Configuration, cluster: Cluster) -> Ite
             assignment = Assignment(operators=operators, parameters=dict(zip(stored, states, strict=True)))
             price = price_program(program_of(model, configuration, assignment), cluster)
             yield price.objective_ns, price.memory_bytes
+
+
+class TooManyError(Exception):
+    """More plans than may be priced."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSpace:
+    """Every plan in which regions and ZeRO groups choose their settings by themselves.
+
+    Of a plan's price, compute, communication and activations depend on strategies and recomputation only; gradients,
+    optimizer, stored parameters and their whole copies depend on the parameters' storage and ZeRO only. So the two are
+    enumerated apart and added (``check_split`` prices plans whole to see that it is so).
+
+    Args:
+        model: the graph on its mesh.
+        configuration: what may be chosen.
+        budget: plans that may be priced.
+    """
+
+    model: Model
+    configuration: Configuration
+    budget: int
+
+    def enumerate(self) -> BruteForce:
+        """The undominated prices.
+
+        Raises:
+            TooManyError: there are too many.
+        """
+        cluster = cluster_of(self.model.space.mesh_shape)
+        collectives = CollectiveModel(cluster, self.model.space.mesh)
+        with mock.patch("tap_planner.simulate.additive.CollectiveModel", return_value=collectives):
+            return BruteForce(prices=tuple(self._all()))
+
+    def recomputes(self) -> list[dict[int, int]]:
+        """Every choice of how regions recompute: those of runs may, others keep everything."""
+        regions = sorted({int(region) for region in self.model.region_of[self.model.run_of >= 0]})
+        if not self.configuration.training:
+            return [{}]
+        options = range(len(self.configuration.settings.recomputes))
+        return [dict(zip(regions, c, strict=True)) for c in itertools.product(options, repeat=len(regions))]
+
+    def zeros(self, decisions: Decisions) -> list[dict[tuple[int, int], int]]:
+        """Every choice of ZeRO settings, for the parameters of a plan: one for those that one region reads first (or
+        that several read) and that have the same data axes; small ones have no choice."""
+        if not self.configuration.training:
+            return [{}]
+        groups = dict.fromkeys(
+            (self._group(parameter.name), sum(1 << axis for axis in parameter.data_axes))
+            for parameter in decisions.parameters
+            if parameter.trainable and parameter.data_axes and math.prod(parameter.shape) >= storage.SMALL_ELEMENTS
+        )
+        options = range(len(self.configuration.settings.zeros))
+        if len(options) ** len(groups) > self.budget:
+            raise TooManyError
+        return [dict(zip(groups, c, strict=True)) for c in itertools.product(options, repeat=len(groups))]
+
+    def _group(self, parameter: str) -> int:
+        space = self.model.space
+        readers = [index for name in space.parameter_reads[parameter] for index, _ in space.consumers[name]]
+        variable = self.model.shared_parameters.get(parameter, readers[0])
+        group = self.model.zero_group(variable)
+        regions = {int(self.model.region_of[index]) for index in readers}
+        assert ({group} == regions) == (len(regions) == 1)
+        return group
+
+    def price(self, assignment: Assignment) -> Price:
+        """One plan, priced over its Program."""
+        program = program_of(self.model, self.configuration, assignment)
+        return price_program(program, cluster_of(self.model.space.mesh_shape))
+
+    def assignments(self) -> Iterator[Assignment]:
+        """Every strategy of every operator with every storage of every shared parameter."""
+        stored = storable_states(self.model)
+        for operators in itertools.product(*(range(self.model.domain(v)) for v in range(self.model.num_operators))):
+            for states in itertools.product(*stored.values()):
+                yield Assignment(operators=operators, parameters=dict(zip(stored, states, strict=True)))
+
+    def _all(self) -> list[tuple[int, int]]:
+        known: dict[object, list[tuple[int, int]]] = {}
+        front: list[tuple[int, int]] = []
+        recomputes, priced = self.recomputes(), 0
+        for assignment in self.assignments():
+            decisions = program_of(self.model, self.configuration, assignment).decisions
+            key = tuple((p.name, p.placement, p.gradient) for p in decisions.parameters)
+            if key not in known:
+                choices = self.zeros(decisions)
+                known[key] = _front(_stored(self.price(replace(assignment, zero=zero))) for zero in choices)
+                priced += len(choices)
+            ran = _front(_run(self.price(replace(assignment, recompute=recompute))) for recompute in recomputes)
+            priced += len(recomputes)
+            if priced > self.budget:
+                raise TooManyError
+            front.extend((a + c, b + d) for a, b in ran for c, d in known[key])
+            if len(front) > 10_000:
+                front = _front(front)
+        return _front(front)
+
+    def check_split(self, assignment: Assignment, recompute: dict[int, int], zero: dict[tuple[int, int], int]) -> None:
+        """The price of a plan is the sum of its two parts, each with the other's settings left alone."""
+        whole = self.price(replace(assignment, recompute=recompute, zero=zero))
+        ran = _run(self.price(replace(assignment, recompute=recompute)))
+        stored = _stored(self.price(replace(assignment, zero=zero)))
+        assert (whole.objective_ns, whole.memory_bytes) == (ran[0] + stored[0], ran[1] + stored[1])
+
+
+def _run(price: Price) -> tuple[int, int]:
+    """(ns, bytes) of what runs, and of what it keeps."""
+    kept = price.activation_bytes + price.cache_bytes + price.input_bytes + price.output_bytes
+    return price.compute_ns + price.communication_ns, kept
+
+
+def _stored(price: Price) -> tuple[int, int]:
+    """(ns, bytes) of what is stored, and of keeping it up to date."""
+    memory = price.parameter_bytes + price.gradient_bytes + price.optimizer_bytes + price.unsharded_bytes
+    return price.gradient_ns + price.optimizer_ns, memory
+
+
+def _front(prices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pairs that no other pair dominates."""
+    found: list[tuple[int, int]] = []
+    for ns, num_bytes in sorted(prices):
+        if not found or num_bytes < found[-1][1]:
+            found.append((ns, num_bytes))
+    return found
 
 
 def enumerable_model(graph: Graph, shapes: list[tuple[int, ...]], budget: int) -> Model | None:

@@ -26,6 +26,7 @@ from tap_planner.search import (
     build_model,
     search,
 )
+from tap_planner.search.configuration import zero_settings
 from tap_planner.sharding import block_hints
 
 MESHES = {
@@ -44,7 +45,14 @@ def cluster_of(shape: tuple[int, ...]) -> Cluster:
     return load_cluster(f"{MESHES[shape][0]}:a100-sxm4-80gb")
 
 
-def make_model(graph: Graph, shape: tuple[int, ...], *, precision: str = "fp32", folded: bool = True) -> Model:
+def make_model(
+    graph: Graph,
+    shape: tuple[int, ...],
+    *,
+    precision: str = "fp32",
+    folded: bool = True,
+    strategy_filter: StrategyFilter | None = None,
+) -> Model:
     """The model of a graph on a mesh; ``folded`` False leaves every repeat by itself."""
     cluster = cluster_of(shape)
     return build_model(
@@ -52,7 +60,7 @@ def make_model(graph: Graph, shape: tuple[int, ...], *, precision: str = "fp32",
         cluster,
         parse_mesh(MESHES[shape][1], cluster),
         precision,
-        StrategyFilter(),
+        strategy_filter or StrategyFilter(),
         dict(block_hints(graph)),
     )
 
@@ -85,9 +93,35 @@ def program_of(model: Model, configuration: Configuration, assignment: Assignmen
     return lower(model.graph, assemble(model, configuration, assignment, cluster, None))
 
 
-def searched(model: Model, configuration: Configuration, limit_bytes: int | None) -> SearchResult:
+def free_configuration(
+    recomputes: tuple[Recompute, ...],
+    levels: tuple[int, ...],
+    num_axes: int,
+    *,
+    hybrid: bool = True,
+    microbatches: int = 1,
+    training: bool = True,
+) -> Configuration:
+    """Settings that every region and every ZeRO group chooses from."""
+    zeros = zero_settings(levels, num_axes, hybrid=hybrid)
+    return Configuration(
+        settings=Settings(recomputes=recomputes, zeros=zeros, whole_level=max(levels)),
+        microbatches=microbatches,
+        optimizer="adamw",
+        precision="fp32",
+        training=training,
+    )
+
+
+def searched(
+    model: Model,
+    configuration: Configuration,
+    limit_bytes: int | None,
+    strategy_filter: StrategyFilter | None = None,
+) -> SearchResult:
     """What the search ships for one mesh and configuration."""
     cluster = cluster_of(model.space.mesh_shape)
+    zeros = configuration.settings.zeros
     return search(
         SearchRequest(
             folded=lambda microbatches: model.space.folded,
@@ -97,13 +131,13 @@ def searched(model: Model, configuration: Configuration, limit_bytes: int | None
             precision=configuration.precision,
             optimizer=configuration.optimizer if configuration.training else "",
             training=configuration.training,
-            zero_levels=tuple(zero.level for zero in configuration.settings.zeros),
+            zero_levels=tuple(dict.fromkeys(zero.level for zero in zeros)),
             recomputes=tuple(mode.label for mode in configuration.settings.recomputes),
-            hybrid_zero=False,
+            hybrid_zero=any(zero.axes is not None for zero in zeros),
             microbatches=configuration.microbatches,
             limit_bytes=limit_bytes,
             gap=Fraction(0),
-            constraints=lambda mesh, graph: StrategyFilter(),
+            constraints=lambda mesh, graph: strategy_filter or StrategyFilter(),
             loss_output=None,
         )
     )

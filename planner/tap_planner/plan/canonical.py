@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 30
 """Largest plan file that is read."""
 
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
-_INNER_LISTS = {"blocks": "operators", "repeats": "names"}
+_INNER_LISTS = {"blocks": "operators", "repeats": "names", "certificate": "proof"}
 """Sections whose entries are broken up further, and the key whose items stand one a line."""
 
 
@@ -45,11 +45,11 @@ def _section(key: str, value: object) -> str:
     if isinstance(value, dict) and key == "inputs":
         lines = [f"{_compact(name)}: {_compact(part)}" for name, part in value.items()]
         return "{\n    " + ",\n    ".join(lines) + "\n  }"
-    return _compact(value)
+    return _entry(value, _INNER_LISTS.get(key))
 
 
 def _entry(entry: object, inner: str | None) -> str:
-    if inner is None or not isinstance(entry, dict) or not entry[inner]:
+    if inner is None or not isinstance(entry, dict) or not entry.get(inner):
         return _compact(entry)
     parts: list[str] = []
     for key, value in entry.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from tap_planner.plan.decisions import (
     AxisDecision,
@@ -15,6 +16,7 @@ from tap_planner.plan.decisions import (
 from tap_planner.plan.decode_options import options_from_json
 from tap_planner.plan.document import (
     PHASES,
+    PROOF_KINDS,
     BlockEntry,
     BucketEntry,
     Certificate,
@@ -25,11 +27,13 @@ from tap_planner.plan.document import (
     IdlePlaces,
     MeshSection,
     ModelInput,
+    Nearness,
     ParameterEntry,
     PipelineSection,
     PlanDocument,
     Predicted,
     Producer,
+    ProofEntry,
     RedistributionEntry,
     RepeatEntry,
     Stage,
@@ -363,4 +367,38 @@ def _certificate(value: Value) -> Certificate:
         status=value["status"].text(_STATUSES),
         space=value["space"].counts(),
         not_in_objective=value["not_in_objective"].texts(),
+        near=None if (near := value.get("near")) is None else _near(near),
+        lagrangian_bound_ns=None if (least := value.get("lagrangian_bound_ns")) is None else least.integer(),
+        proof=() if (proof := value.get("proof")) is None else proof.each(_proof),
     )
+
+
+def _proof(value: Value) -> ProofEntry:
+    def number(key: str) -> int | None:
+        return None if (found := value.get(key)) is None else found.integer()
+
+    def flag(key: str) -> bool:
+        return (found := value.get(key)) is not None and found.flag()
+
+    multiplier = (0, 1) if (given := value.get("multiplier")) is None else given.integers()
+    if len(multiplier) != 2 or not multiplier[1]:
+        fail(f"{value.place}.multiplier", list(multiplier), "numerator and denominator")
+    counts = value["microbatches"].each(lambda count: count.integer(1))
+    return ProofEntry(
+        mesh=value["mesh"].text(),
+        part=number("part") or 0,
+        setting=number("setting") or 0,
+        room=number("room"),
+        microbatches=counts,
+        and_more=flag("and_more"),
+        and_multiples=flag("and_multiples"),
+        by=value["by"].text(PROOF_KINDS),
+        bound_ns=number("bound_ns") or 0,
+        multiplier=(multiplier[0], multiplier[1]),
+        whole_batch=flag("whole_batch"),
+        solver_ns=number("solver_ns"),
+    )
+
+
+def _near(value: Value) -> Nearness:
+    return Nearness(**{field.name: value[field.name].integer() for field in fields(Nearness)})

@@ -35,6 +35,7 @@ def options_from_json(value: Value) -> PlanOptions:
         max_axes=value["max_axes"].integer(1),
         allow_idle=(idle := value.get("allow_idle")) is not None and idle.flag(),
         gap_basis_points=value["gap_basis_points"].integer(0),
+        max_regret_basis_points=None if (most := value.get("max_regret_basis_points")) is None else most.integer(0),
         max_memory_bytes=_memory_limit(value["max_memory_bytes"]),
         constraints=value["constraints"].each(_constraint),
         target=target and target.text(TARGETS),

@@ -239,6 +239,75 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Nearness:
+    """How little a plan changes of the old one that it was to stay near to; what has no counterpart counts nothing."""
+
+    regret_basis_points: int
+    """By how much its objective exceeds that of the best plan, rounded up."""
+    microbatches: int
+    """1 where their number differs."""
+    operators: int
+    """Operators whose strategy differs."""
+    parameters: int
+    """Parameters whose placement, ZeRO level or ZeRO axes differ."""
+    regions: int
+    """Regions with another recompute setting."""
+    compared: int
+    """Decisions that the old plan has as well."""
+    changes_of_best: int
+    """Changes that the best plan would make."""
+
+    @property
+    def changes(self) -> int:
+        """All changes. None at all is the fewest; more than that are not proven to be needed."""
+        return self.microbatches + self.operators + self.parameters + self.regions
+
+    @property
+    def shown(self) -> str:
+        """One line for people."""
+        regret = f"{self.regret_basis_points / 100:.2f} % above the best plan"
+        if not self.changes:
+            return f"nothing of the old plan changes, {regret} (which changes {self.changes_of_best} decisions)"
+        return (
+            f"{self.changes} of {self.compared} decisions of the old plan change ({self.operators} operators, "
+            f"{self.parameters} parameters, {self.regions} regions), {regret}, which changes {self.changes_of_best}; "
+            "fewer are not proven to be impossible"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofEntry:
+    """How some of the space is bounded: configurations that differ in their microbatch count only."""
+
+    mesh: str
+    """Axes, and the devices where the mesh leaves some out: ``dp=4@0-3``."""
+    microbatches: tuple[int, ...]
+    by: str
+    """``split``, ``relaxed``, ``tightened`` or ``infeasible`` (docs/certificate.md)."""
+    bound_ns: int = 0
+    """Nothing that fits is faster: by elimination, so that it can be computed again."""
+    multiplier: tuple[int, int] = (0, 1)
+    """Numerator and denominator, in ns per byte."""
+    whole_batch: bool = False
+    """Whether the bound comes from the graph of the first microbatch count."""
+    solver_ns: int | None = None
+    """What the solver has proven, where that is more; else None."""
+    part: int = 0
+    """Of the space of a target."""
+    setting: int = 0
+    """Number of what regions may choose from."""
+    room: int | None = None
+    """Highest ZeRO level for which there is room; None: any, without room."""
+    and_more: bool = False
+    """Whether larger microbatch counts are covered."""
+    and_multiples: bool = False
+    """Whether multiples of the microbatch counts are covered."""
+
+
+PROOF_KINDS = ("split", "relaxed", "tightened", "infeasible")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """How good the plan is proven to be."""
 
@@ -250,6 +319,20 @@ class Certificate:
     space: Mapping[str, int]
     """Sizes of what was enumerated (``meshes``, ``strategies``, ...)."""
     not_in_objective: tuple[str, ...]
+    near: Nearness | None = None
+    """Of a plan that was to stay near to an old one."""
+    lagrangian_bound_ns: int | None = None
+    """The bound that elimination gives from the stored multipliers; None in plans without ``proof``."""
+    proof: tuple[ProofEntry, ...] = ()
+    """How every part of the space is bounded."""
+
+    @property
+    def lagrangian_gap_basis_points(self) -> int | None:
+        """The objective above ``lagrangian_bound_ns``, rounded up; None where that is not known."""
+        if self.lagrangian_bound_ns is None:
+            return None
+        gap = self.objective_ns - self.lagrangian_bound_ns
+        return -(-gap * 10_000 // max(self.lagrangian_bound_ns, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

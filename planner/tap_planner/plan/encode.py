@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from tap_planner.operators import rule_to_json
 from tap_planner.plan.decisions import OperandDecision, OperatorDecision, ParameterDecision
@@ -18,6 +19,7 @@ from tap_planner.plan.document import (
     ParameterEntry,
     PipelineSection,
     PlanDocument,
+    ProofEntry,
     RedistributionEntry,
     RepeatEntry,
     row_major_ranks,
@@ -116,6 +118,8 @@ def options_to_json(options: PlanOptions) -> Json:
         json["target"] = options.target
     if options.allow_idle:
         json["allow_idle"] = True
+    if options.max_regret_basis_points is not None:
+        json["max_regret_basis_points"] = options.max_regret_basis_points
     if options.custom_rules:
         json["custom_rules"] = [rule_to_json(rule) for rule in options.custom_rules]
     return json
@@ -340,8 +344,37 @@ def _certificate(document: PlanDocument) -> Json:
     return {
         "objective_ns": certificate.objective_ns,
         "bound_ns": certificate.bound_ns,
+        **({} if certificate.lagrangian_bound_ns is None else {"lagrangian_bound_ns": certificate.lagrangian_bound_ns}),
         "gap_basis_points": certificate.gap_basis_points,
         "status": certificate.status,
         "space": _sorted(certificate.space),
         "not_in_objective": list(certificate.not_in_objective),
+        **({} if certificate.near is None else {"near": asdict(certificate.near)}),
+        **({"proof": [_proof(entry) for entry in certificate.proof]} if certificate.proof else {}),
     }
+
+
+def _proof(entry: ProofEntry) -> Json:
+    """Keys whose value is the default are left out."""
+    json: Json = {"mesh": entry.mesh}
+    if entry.part:
+        json["part"] = entry.part
+    if entry.setting:
+        json["setting"] = entry.setting
+    if entry.room is not None:
+        json["room"] = entry.room
+    json["microbatches"] = list(entry.microbatches)
+    if entry.and_more:
+        json["and_more"] = True
+    if entry.and_multiples:
+        json["and_multiples"] = True
+    json["by"] = entry.by
+    if entry.bound_ns:
+        json["bound_ns"] = entry.bound_ns
+    if entry.multiplier[0]:
+        json["multiplier"] = list(entry.multiplier)
+    if entry.whole_batch:
+        json["whole_batch"] = True
+    if entry.solver_ns is not None:
+        json["solver_ns"] = entry.solver_ns
+    return json

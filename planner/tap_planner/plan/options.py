@@ -52,6 +52,8 @@ class PlanOptions:
     """Whether a mesh may have fewer devices than there are."""
     gap_basis_points: int = 10
     """The search ends when its plan is proven to be within this of the optimum; 0: at the optimum."""
+    max_regret_basis_points: int | None = None
+    """Of a plan that stays near to an old one: by how much its objective may exceed that of the best plan."""
     max_memory_bytes: int | Literal["device", "none"] = "device"
     """Limit per device: ``device`` (its usable memory), ``none`` (no limit) or bytes."""
     constraints: tuple[Constraint, ...] = ()

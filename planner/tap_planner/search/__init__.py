@@ -6,18 +6,29 @@ from tap_planner.search.choices import Assignment, Choices, fold_assignment
 from tap_planner.search.configuration import Configuration, Recompute, Settings, ZeroSetting, zero_settings
 from tap_planner.search.constraints import NoStrategyError, SpaceRules, StrategyFilter
 from tap_planner.search.costing import CostedModel
+from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.feasibility import first_conflict
-from tap_planner.search.fewer import FewerDevices, NotOnAllError, fewer_devices, search_by_room, useful_meshes
+from tap_planner.search.fewer import (
+    FewerDevices,
+    NotOnAllError,
+    fewer_devices,
+    requests_by_room,
+    search_by_room,
+    useful_meshes,
+)
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.merging import search_parts
 from tap_planner.search.model import Model, build_model
+from tap_planner.search.near import stay_near
 from tap_planner.search.obstacles import Obstacle, find_obstacles
 from tap_planner.search.planner import search
+from tap_planner.search.proof import Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics
 from tap_planner.search.resolving import keep_demands, merge_rules, resolve
 from tap_planner.search.roles import ROLES, Roles
 from tap_planner.search.solver import Solver
 from tap_planner.search.targets import TARGETS, Target, Variant, target_rules
+from tap_planner.search.verify import LeafFinding, verify_leaves
 from tap_planner.search.weighting import Outcome, Weights
 
 __all__ = [
@@ -28,16 +39,21 @@ __all__ = [
     "Configuration",
     "CostedModel",
     "FewerDevices",
+    "Leaf",
+    "LeafFinding",
     "LimitedSearch",
     "Model",
     "NoStrategyError",
     "NotOnAllError",
     "Obstacle",
     "Outcome",
+    "Proof",
+    "ProofKind",
     "Recompute",
     "Roles",
     "SearchRequest",
     "SearchResult",
+    "SearchSpace",
     "SearchStatistics",
     "Settings",
     "Solver",
@@ -57,11 +73,15 @@ __all__ = [
     "least_memory",
     "least_ns",
     "merge_rules",
+    "mesh_label",
+    "requests_by_room",
     "resolve",
     "search",
     "search_by_room",
     "search_parts",
+    "stay_near",
     "target_rules",
     "useful_meshes",
+    "verify_leaves",
     "zero_settings",
 ]

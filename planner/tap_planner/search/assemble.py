@@ -166,10 +166,11 @@ class _Assembly:
             variable = self._space.consumers[self._space.parameter_reads[parameter][0]][0][0]
         profile = self._model.parameters.profile(parameter, state)
         zeros = self._configuration.settings.zeros
+        group = self._model.zero_group(variable)
         if profile[-1]:
-            return zeros[self._costed.zero_of_small(profile)]
+            return zeros[self._costed.zero_of_small(profile, inside=self._costed.lies_in_run(group))]
         mask = sum(1 << axis for axis in state.data_axes)
-        return zeros[self._assignment.zero.get((self._model.zero_group(variable), mask), 0)]
+        return zeros[self._assignment.zero.get((group, mask), 0)]
 
     def _buckets(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tap_planner.cluster import MeshAxis
 from tap_planner.plan import AxisDecision, Decisions
 from tap_planner.sharding import Placements
 
@@ -48,9 +49,9 @@ class OldPlan:
             name: region.recompute for region in decisions.regions for name in region.operators
         }
 
-    def has_mesh(self, axes: tuple[AxisDecision, ...]) -> bool:
-        """Whether the mesh is the old one: equal names and sizes, over the same levels."""
-        return self.decisions.axes == axes
+    def has_mesh(self, axes: Sequence[AxisDecision | MeshAxis]) -> bool:
+        """Whether a mesh is the old one: axes of equal names and sizes."""
+        return [(axis.name, axis.size) for axis in axes] == [(axis.name, axis.size) for axis in self.decisions.axes]
 
     def counterparts(self, new: Decisions) -> int:
         """Decisions of a new plan that the old one has as well."""

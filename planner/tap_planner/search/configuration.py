@@ -48,6 +48,8 @@ class Settings:
     whole_level: int = 0
     """The ZeRO level for which the last occurrences of runs make room: whole gradients from 2 on, and whole parameters
     at 3. At least the highest level that is chosen in a run; below that, memory is a lower bound."""
+    run_level: int | None = None
+    """The highest ZeRO level that may be chosen in runs; None: any."""
 
     @property
     def fastest(self) -> Settings:
@@ -55,8 +57,13 @@ class Settings:
         return replace(self, recomputes=self.recomputes[:1])
 
     def up_to(self, level: int) -> Settings:
-        """Only ZeRO settings up to a level, with room for it."""
-        return replace(self, zeros=tuple(zero for zero in self.zeros if zero.level <= level), whole_level=level)
+        """In runs only ZeRO settings up to a level, with room for it."""
+        return replace(self, run_level=level, whole_level=level)
+
+    def places(self, *, inside: bool) -> tuple[int, ...]:
+        """Places of the ZeRO settings that may be chosen in runs (``inside``), or outside."""
+        highest = self.run_level if inside else None
+        return tuple(n for n, zero in enumerate(self.zeros) if highest is None or zero.level <= highest)
 
     @property
     def levels(self) -> tuple[int, ...]:

@@ -38,9 +38,10 @@ class CostedModel:
         self.zeros = configuration.settings.zeros
         self._times: dict[int, np.ndarray] = {}
         self._members: dict[tuple[PartKind, int], Mapping[int, tuple[tuple[int, int], ...]]] = {}
-        self._zero_options: dict[int, np.ndarray] = {}
+        self._zero_options: dict[tuple[int, bool], np.ndarray] = {}
         self._parameters: dict[int, ParameterCosts] = {}
         self._whole: dict[tuple[int, int], np.ndarray] = {}
+        self._small: dict[tuple[ParameterProfile, bool], int] = {}
         self._levels: dict[tuple[int, int, int, int], int] = {}
         self._profiles: dict[tuple[ParameterProfile, bool], np.ndarray] = {}
 
@@ -60,7 +61,8 @@ class CostedModel:
     def values(self, variable: int) -> np.ndarray:
         """Values of a variable."""
         if self.model.is_zero(variable):
-            return self.zero_options(self.model.group_of_setting(variable)[1])
+            group, mask = self.model.group_of_setting(variable)
+            return self.zero_options(mask, inside=self.lies_in_run(group))
         return np.arange(self.domain(variable))
 
     def zero_members(self, kind: PartKind, number: int) -> Mapping[int, tuple[tuple[int, int], ...]]:
@@ -84,7 +86,9 @@ class CostedModel:
         return total
 
     def _least_bytes(self, variable: int) -> int:
-        costs = [num_bytes[self.zero_options(mask)] for mask, (_, num_bytes) in self.parameter_costs(variable).items()]
+        inside = self.lies_in_run(self.model.zero_group(variable))
+        tables = self.parameter_costs(variable).items()
+        costs = [num_bytes[self.zero_options(mask, inside=inside)] for mask, (_, num_bytes) in tables]
         return int(np.sum([table.min(axis=0) for table in costs], axis=0).min()) if costs else 0
 
     @property
@@ -174,10 +178,11 @@ class CostedModel:
         key = (self.model.class_of_variable(variable), value, mask, zero)
         if key not in self._levels:
             levels = [0]
+            inside = self.lies_in_run(self.model.zero_group(variable))
             for profiles, inverse in self._stored(key[0]):
                 profile = profiles[int(inverse[value])]
                 if self._mask(profile) == mask:
-                    setting = self.zeros[self.zero_of_small(profile) if profile[-1] else zero]
+                    setting = self.zeros[self.zero_of_small(profile, inside=inside) if profile[-1] else zero]
                     levels.append(setting.level if setting.sharded(profile[3]) else 0)
             self._levels[key] = max(levels)
         return self._levels[key]
@@ -222,18 +227,32 @@ class CostedModel:
         _, _, trainable, data_axes, _ = profile
         return sum(1 << axis for axis in data_axes) if trainable and self.configuration.training else 0
 
-    def zero_options(self, mask: int) -> np.ndarray:
-        """Places of the ZeRO settings that some parameter with these data axes may prefer to every other one."""
-        if mask not in self._zero_options:
-            self._zero_options[mask] = self._undominated(mask)
-        return self._zero_options[mask]
+    def lies_in_run(self, group: int) -> bool:
+        """Whether what is stored in a ZeRO group is first read in a run."""
+        model = self.model
+        regions = model.places.num_regions
+        region = group if group < regions else model.first_region(group - regions + model.num_operators)
+        return model.places.recomputes(region)
 
-    def _undominated(self, mask: int) -> np.ndarray:
-        profiles = self._profiles_by_mask.get(mask)
+    def zero_options(self, mask: int, *, inside: bool) -> np.ndarray:
+        """Places of the ZeRO settings that some parameter with these data axes may prefer to every other one.
+
+        Args:
+            mask: the data axes, as bits.
+            inside: in runs, or outside.
+        """
+        key = (mask, inside)
+        if key not in self._zero_options:
+            self._zero_options[key] = self._undominated(mask, inside)
+        return self._zero_options[key]
+
+    def _undominated(self, mask: int, inside: bool) -> np.ndarray:
+        places = self._sharding(mask, inside)
+        profiles = [known for known in self._profiles_by_mask.get(mask, ()) if known[1] != inside]
         if not profiles or mask == 0:
-            return np.zeros(1, dtype=np.int64)
+            return places[:1]
         tables = [self._profile_costs(profile, outside) for profile, outside in profiles]
-        both = np.unique(np.concatenate(tables, axis=1), axis=1)
+        both = np.unique(np.concatenate(tables, axis=1), axis=1)[places]
         kept: list[int] = []
         for number, costs in enumerate(both):
             better = (
@@ -243,7 +262,15 @@ class CostedModel:
             )
             if not any(better):
                 kept.append(number)
-        return np.array(kept, dtype=np.int64)
+        return places[kept]
+
+    def _sharding(self, mask: int, inside: bool) -> np.ndarray:
+        """Places of the ZeRO settings that do what they say where the data axes are these: a level over axes that are
+        not among them would be none. All of them, where there is no other."""
+        axes = tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)
+        places = self.configuration.settings.places(inside=inside)
+        sharding = [place for place in places if not self.zeros[place].level or self.zeros[place].sharded(axes)]
+        return np.array(sharding or places, dtype=np.int64)
 
     @cached_property
     def _profiles_by_mask(self) -> dict[int, list[tuple[ParameterProfile, bool]]]:
@@ -273,14 +300,17 @@ class CostedModel:
         if key not in self._profiles:
             costs = [self._parameter_cost(profile, zero, outside) for zero in self.zeros]
             if profile[-1]:
-                costs = [costs[self.zero_of_small(profile)]] * len(costs)
+                costs = [costs[self.zero_of_small(profile, inside=not outside)]] * len(costs)
             self._profiles[key] = np.array(costs, dtype=np.int64)
         return self._profiles[key]
 
-    def zero_of_small(self, profile: ParameterProfile) -> int:
+    def zero_of_small(self, profile: ParameterProfile, *, inside: bool) -> int:
         """Place of the ZeRO setting of a small parameter: the fastest one (ties: least memory, then the first)."""
-        costs = [self._parameter_cost(profile, zero, False) for zero in self.zeros]
-        return costs.index(min(costs))
+        key = (profile, inside)
+        if key not in self._small:
+            places = self._sharding(self._mask(profile), inside).tolist()
+            self._small[key] = min(places, key=lambda n: self._parameter_cost(profile, self.zeros[n], False))
+        return self._small[key]
 
     def _parameter_cost(self, profile: ParameterProfile, zero: ZeroSetting, outside: bool) -> tuple[int, int]:
         elements, dtype, trainable, data_axes, _ = profile

@@ -7,6 +7,7 @@ balance and connectedness (added when violated) make the model exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 DETERMINISTIC_SECONDS = 20.0
 """Effort of one CP-SAT call, in its deterministic time."""
 MAX_CUTS = 20
+ROUNDING = 1e-3
+"""What a bound may be short of a whole number by."""
 
 _Point = tuple[int, int, int]
 """(shared assignment, boundary state before, boundary state after) of a link point."""
@@ -186,8 +189,10 @@ class CountModel:
             if status == self._cp.INFEASIBLE:
                 return None, reach_ns
             if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-                return None, min(reach_ns, int(max(0.0, solver.best_objective_bound)) if status else 0)
-            bound = int(solver.objective_value) if status == self._cp.OPTIMAL else int(solver.best_objective_bound)
+                return None, min(reach_ns, _whole(solver.best_objective_bound) if status else 0)
+            bound = _whole(solver.best_objective_bound)
+            if status == self._cp.OPTIMAL:  # the float is not exact
+                bound = sum(ns * int(solver.value(variable)) for variable, ns, _ in self._costs)
             if not self._cut(solver):
                 return self._found(solver), min(bound, reach_ns)
         return None, 0
@@ -247,6 +252,11 @@ class CountModel:
             run.final.trace(_true(solver, self._final[position]), final)
             links.append([*occurrences, (final, True)])
         return Counted(outer=outer, links=links)
+
+
+def _whole(bound: float) -> int:
+    """A bound of an integer, which a float may miss by a little."""
+    return max(0, math.floor(bound + ROUNDING))
 
 
 def _true(solver: CpSolver, flags: Sequence[IntVar]) -> int:

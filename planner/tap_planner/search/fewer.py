@@ -147,13 +147,33 @@ def search_by_room(request: SearchRequest, limit_bytes: Callable[[Cluster], int 
     Raises:
         InfeasibleError: nothing fits anywhere.
     """
+    return search_parts(requests_by_room(request, limit_bytes), search)
+
+
+def requests_by_room(request: SearchRequest, limit_bytes: Callable[[Cluster], int | None]) -> tuple[SearchRequest, ...]:
+    """The parts of a search, each with the meshes whose devices have equal room.
+
+    Args:
+        request: the search; its own limit is not looked at.
+        limit_bytes: the limit on the devices of a cluster.
+    """
     by_room: dict[int, list[Mesh]] = {}
     for mesh in request.meshes:
         by_room.setdefault(part_of(request.cluster, mesh).usable_memory_bytes, []).append(mesh)
-    parts: list[SearchRequest] = []
-    for room, meshes in by_room.items():
-        device = replace(request.cluster.device, memory_bytes=room + request.cluster.reserved_memory_bytes)
-        cluster = replace(request.cluster, device=device)
-        limit = limit_bytes(cluster)
-        parts.append(replace(request, cluster=cluster, meshes=tuple(meshes), limit_bytes=limit))
-    return search_parts(parts, search)
+    return tuple(
+        replace(request_on(request, meshes[0], limit_bytes), meshes=tuple(meshes)) for meshes in by_room.values()
+    )
+
+
+def request_on(request: SearchRequest, mesh: Mesh, limit_bytes: Callable[[Cluster], int | None]) -> SearchRequest:
+    """A search on one mesh, with the room that its devices have.
+
+    Args:
+        request: the search; its own limit is not looked at.
+        mesh: one of its meshes.
+        limit_bytes: the limit on the devices of a cluster.
+    """
+    room = part_of(request.cluster, mesh).usable_memory_bytes
+    device = replace(request.cluster.device, memory_bytes=room + request.cluster.reserved_memory_bytes)
+    cluster = replace(request.cluster, device=device)
+    return replace(request, cluster=cluster, meshes=(mesh,), limit_bytes=limit_bytes(cluster))

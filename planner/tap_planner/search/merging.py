@@ -6,19 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tap_planner.errors import InfeasibleError, LimitReachedError
-from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics
+from tap_planner.search.proof import Leaf
+from tap_planner.search.request import NothingFitsError, SearchRequest, SearchResult, SearchStatistics
 
 __all__ = ["merge_results", "search_parts"]
 
 
 def merge_results(results: Sequence[SearchResult]) -> SearchResult:
-    """The best plan of all parts (the first of equal ones), with the bound that holds for all of them."""
+    """The best plan of all parts (the first of equal ones), with the bound that holds for all.
+
+    Its leaves are not merged.
+    """
     best = min(results, key=lambda result: result.objective_ns)
     parts = [result.statistics for result in results]
     return replace(
         best,
         bound_ns=min(result.bound_ns for result in results),
-        leaves=tuple(leaf for result in results for leaf in result.leaves),
         statistics=SearchStatistics(
             meshes=sum(part.meshes for part in parts),
             configurations=sum(part.configurations for part in parts),
@@ -42,11 +45,16 @@ def search_parts(requests: Sequence[SearchRequest], search: Callable[[SearchRequ
     """
     results: list[SearchResult] = []
     failures: list[InfeasibleError] = []
-    for request in requests:
+    leaves: list[Leaf] = []
+    for number, request in enumerate(requests):
         try:
-            results.append(search(request))
+            result = search(request)
+            results.append(result)
+            leaves += (replace(leaf, part=number) for leaf in result.leaves)
         except InfeasibleError as failure:
             failures.append(failure)
+            if isinstance(failure, NothingFitsError):
+                leaves += (replace(leaf, part=number) for leaf in failure.leaves)
         except LimitReachedError as failure:
             if len(requests) == 1:
                 raise
@@ -54,5 +62,5 @@ def search_parts(requests: Sequence[SearchRequest], search: Callable[[SearchRequ
                 failure.message, hint=failure.hint or "raise --max-memory, or fix more of the options"
             ) from failure
     if not results:
-        raise min(failures, key=lambda failure: failure.least_memory_bytes)
-    return merge_results(results)
+        raise NothingFitsError(min(failures, key=lambda failure: failure.least_memory_bytes), tuple(leaves))
+    return replace(merge_results(results), leaves=tuple(leaves))

@@ -27,7 +27,7 @@ def mix(costed: CostedModel, large: Outcome, small: Outcome, limit_bytes: int) -
         low, high = 0, total
         while low <= high:
             middle = (low + high) // 2
-            choices = _mixed(outer.outer, large.choices, small.choices, middle)
+            choices = mixed(outer.outer, large.choices, small.choices, middle)
             price = price_choices(costed, choices)
             if price.num_bytes <= limit_bytes:
                 high = middle - 1
@@ -44,8 +44,15 @@ def mix(costed: CostedModel, large: Outcome, small: Outcome, limit_bytes: int) -
     return best
 
 
-def _mixed(outer: Values, large: Choices, small: Choices, count: int) -> Choices:
-    """The first ``count`` later occurrences from ``small``, the others from ``large``."""
+def mixed(outer: Values, large: Choices, small: Choices, count: int) -> Choices:
+    """Choices with the first ``count`` later occurrences from ``small``, the others from ``large``.
+
+    Args:
+        outer: values of the outer part.
+        large: choices.
+        small: other choices of the same model.
+        count: later occurrences of all runs, counted in order.
+    """
     links: list[tuple[Values, ...]] = []
     sequences: list[tuple[int, ...]] = []
     for number, sequence in enumerate(small.sequences):

@@ -12,6 +12,7 @@ import numpy as np
 
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.domains import Domains
+from tap_planner.search.elimination import WidthError
 from tap_planner.search.model import PartKind
 from tap_planner.search.sets import SetVariables
 from tap_planner.search.shares import NO_SHARES, Shares, is_shared_out, most_keepers
@@ -178,14 +179,18 @@ class Parts:
         tables: list[_Table] = []
         for term in self.model.part(kind, number).terms:
             if is_shared_out(term) and not exact:
-                together = len({slot.region for slot in term.slots}) == 1
-                self._add_shares(tables, term, [1] * len(term.slots), together, kind, number)
-                self._add_producer_share(tables, term, [1] * len(term.slots), kind, number)
+                self._share_out(tables, term, kind, number)
             else:
                 self._add_term(tables, term, kind, number, exact)
         if not exact:
             self._add_shared_terms(tables, kind, number)
         return tables
+
+    def _share_out(self, tables: list[_Table], term: Term, kind: PartKind, number: int) -> None:
+        """A lower bound of a term in which every coupling is pairwise."""
+        together = len({slot.region for slot in term.slots}) == 1
+        self._add_shares(tables, term, [1] * len(term.slots), together, kind, number)
+        self._add_producer_share(tables, term, [1] * len(term.slots), kind, number)
 
     def _policies(
         self, regions: Sequence[int], kind: PartKind, number: int
@@ -216,15 +221,23 @@ class Parts:
     def _add_term(self, tables: list[_Table], term: Term, kind: PartKind, number: int, exact: bool) -> None:
         alive = [self.domains.alive(variable) for variable in term.variables]
         entries = math.prod(len(values) for values in alive)
-        if exact and entries > MAX_DENSE_ENTRIES and term.producer is not None and is_shared_out(term):
-            self._add_wide_term(tables, term, kind, number)
+        if exact and entries > MAX_DENSE_ENTRIES and is_shared_out(term):
+            try:
+                self._add_wide_term(tables, term, kind, number)
+            except WidthError:  # what is left open here stays a lower bound
+                self._share_out(tables, term, kind, number)
             return
         scope, ns, num_bytes = self._over_settings(term.regions, kind, number, lambda policy: term.dense(alive, policy))
         tables.append(((*scope, *term.variables), ns, num_bytes))
 
     def _add_wide_term(self, tables: list[_Table], term: Term, kind: PartKind, number: int) -> None:
-        """A term of many consumers, by way of a set variable."""
-        assert term.producer is not None
+        """A term of many consumers, by way of a set variable.
+
+        Raises:
+            WidthError: there are too many sets.
+        """
+        if term.producer is None:
+            raise WidthError("a graph input of many readers")
         readers = dict.fromkeys(slot.variable for slot in term.slots)
         wide = widen(term, [(variable, self.domains.alive(variable)) for variable in readers])
         values = self.domains.alive(term.producer)

@@ -6,29 +6,27 @@ import heapq
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from tap_planner.cluster import Mesh, part_of
-from tap_planner.errors import InfeasibleError, LimitReachedError, UnsupportedGraphError
-from tap_planner.graph import Graph
+from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.search.assemble import assemble
-from tap_planner.search.capacity import least_ns, parameter_demand, tensor_demand, uncountable
-from tap_planner.search.configuration import Configuration, Recompute, Settings, zero_settings
-from tap_planner.search.constraints import NO_RULES
+from tap_planner.search.configuration import Settings
 from tap_planner.search.costing import CostedModel
-from tap_planner.search.feasibility import first_conflict
+from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.limited import LimitedSearch, least_memory
-from tap_planner.search.model import Model, build_model
 from tap_planner.search.obstacles import find_obstacles
-from tap_planner.search.proof import UNPROVEN, Leaf, Proof, ProofKind
-from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics, does_not_fit, gigabytes
+from tap_planner.search.proof import UNPROVEN, Leaf, Proof, ProofKind, mesh_label
+from tap_planner.search.request import (
+    NothingFitsError,
+    SearchRequest,
+    SearchResult,
+    SearchStatistics,
+    does_not_fit,
+    gigabytes,
+)
 from tap_planner.search.solver import Solver
 from tap_planner.search.weighting import Outcome
-from tap_planner.sharding import BatchMap, block_hints, map_batch
 
 MAX_RUNNERS_UP = 4
 """Other plans within the gap that the result holds."""
-MAX_MICROBATCHES = 128
-"""Largest microbatch count that the search tries by itself."""
-
 
 _Setting = tuple[int, int]
 """Index of the mesh, and of what regions may choose from."""
@@ -74,140 +72,27 @@ class _Search:
 
     def __init__(self, request: SearchRequest) -> None:
         self._request = request
-        self._models: dict[tuple[int, int], Model] = {}
-        self._batch_maps: dict[int, BatchMap] = {}
-        self._hints: dict[int, dict[str, tuple[tuple[int, ...], ...]]] = {}
-        self._allowed: dict[tuple[int, int], bool] = {}
-        self._notes: list[str] = []
+        self._space = SearchSpace(request)
         self._unlimited: dict[_Setting, Proof] = {}
         self._settled: dict[_Setting, set[int]] = {}
         self._queue: list[tuple[int, _Setting, int, int, _Candidate]] = []
         self._order = 0
-        self._num_solved = 0
+        self._solved: set[tuple[_Setting, int]] = set()
         self._leaves: list[Leaf] = []
         self._found: dict[tuple[int, int, int | None], tuple[_Candidate, Outcome]] = {}
         """By mesh, microbatch count and room, the best plan met."""
         self._hints_of_bounds: dict[_Setting, Fraction] = {}
         self._multiplier = Fraction(0)
-        self._least: dict[tuple[int, ...], int] = {(): 0}
         self._best: tuple[_Candidate, Outcome] | None = None
         self._settings: dict[_Setting, Settings] = {}
-        self._counts = self._microbatch_counts()
-        self._check_sizes()
-
-    # -- the space ---------------------------------------------------------------------------------------------
-
-    def _microbatch_counts(self) -> tuple[int, ...]:
-        request = self._request
-        if request.microbatches is not None:
-            return (request.microbatches,)
-        if not request.training:
-            return (1,)
-        obstacles = self._batch_map(1).obstacles
-        if obstacles:
-            self._notes.append(
-                f"one microbatch only: the batch cannot be split at {obstacles[0]!r}"
-                + (f" and {len(obstacles) - 1} more" if len(obstacles) > 1 else "")
-            )
-            return (1,)
-        top = min(request.batch, MAX_MICROBATCHES)
-        return tuple(k for k in range(1, top + 1) if request.batch % k == 0 and (k <= 16 or k & (k - 1) == 0))
-
-    def _check_sizes(self) -> None:
-        """Answer at once where sizes leave no doubt, and refuse what tables cannot count."""
-        request = self._request
-        graph, cluster, room = self._graph(1), request.cluster, request.cluster.usable_memory_bytes
-        excess = uncountable(graph, cluster, request.precision)
-        if request.limit_bytes is not None:
-            demands = [tensor_demand(graph, cluster, request.precision, self._counts[-1])]
-            if excess is not None:  # else the search finds the least memory, which is more
-                demands.append(parameter_demand(graph, cluster, request.precision))
-            least = max(demands, key=lambda demand: demand.num_bytes)
-            if least.num_bytes > room:
-                raise does_not_fit(request, least.num_bytes, room, f"{least.what} needs")
-        if excess is not None:
-            raise UnsupportedGraphError(
-                f"{graph.name}: on one device the graph takes about 2^{excess.value.bit_length() - 1} {excess.what}, "
-                f"expected at most 2^{excess.most.bit_length() - 1}",
-                hint="bind smaller dims, or look for a wrong size in the model",
-            )
-
-    def _batch_map(self, microbatches: int) -> BatchMap:
-        if microbatches not in self._batch_maps:
-            self._batch_maps[microbatches] = map_batch(self._graph(microbatches))
-        return self._batch_maps[microbatches]
-
-    def _graph(self, microbatches: int) -> Graph:
-        return self._request.folded(microbatches).graph
-
-    def _hints_of(self, microbatches: int) -> dict[str, tuple[tuple[int, ...], ...]]:
-        if microbatches not in self._hints:
-            self._hints[microbatches] = dict(block_hints(self._graph(microbatches)))
-        return self._hints[microbatches]
-
-    def _is_allowed(self, mesh: int, microbatches: int) -> bool:
-        """Whether the rules leave every operator a strategy: a smaller microbatch may no longer be split as they ask.
-
-        For the first count that is sure: the meshes of a request are those on which it is so.
-        """
-        if microbatches == self._counts[0]:
-            return True
-        key = (mesh, microbatches)
-        if key not in self._allowed:
-            self._allowed[key] = self._keeps_rules(self._request.meshes[mesh], microbatches)
-        return self._allowed[key]
-
-    def _keeps_rules(self, mesh: Mesh, microbatches: int) -> bool:
-        if self._request.constraints(mesh, self._graph(self._counts[0])).rules == NO_RULES:
-            return True
-        graph = self._graph(microbatches)
-        rules = self._request.constraints(mesh, graph)
-        return first_conflict(graph, self._hints_of(microbatches), rules, mesh) is None
-
-    def _model(self, mesh: int, microbatches: int) -> Model:
-        key = (mesh, microbatches)
-        if key not in self._models:
-            request = self._request
-            folded = request.folded(microbatches)
-            self._models[key] = build_model(
-                folded,
-                request.cluster,
-                request.meshes[mesh],
-                request.precision,
-                request.constraints(request.meshes[mesh], folded.graph),
-                self._hints_of(microbatches),
-            )
-        return self._models[key]
-
-    def _choices_of_settings(self, mesh: int) -> tuple[Settings, ...]:
-        """What regions may choose from: everything, or one after the other where the whole plan must have the same."""
-        request = self._request
-        zeros = zero_settings(request.zero_levels, len(request.meshes[mesh].axes), hybrid=request.hybrid_zero)
-        recomputes = tuple(sorted(Recompute[name.upper()] for name in request.recomputes))
-        if not request.uniform_settings:
-            return (Settings(recomputes=recomputes, zeros=zeros),)
-        return tuple(Settings(recomputes=(mode,), zeros=(zero,)) for zero in zeros for mode in recomputes)
-
-    def _configuration(self, candidate: _Candidate) -> Configuration:
-        request = self._request
-        settings = self._settings[candidate.setting]
-        return Configuration(
-            settings=settings if candidate.room is None else settings.up_to(candidate.room),
-            microbatches=candidate.microbatches,
-            optimizer=request.optimizer,
-            precision=request.precision,
-            training=request.training,
-        )
+        self._counts = self._space.counts
 
     def _costed(self, candidate: _Candidate, *, whole_batch: bool = False) -> CostedModel:
-        """The model of a candidate.
-
-        Args:
-            candidate: which one.
-            whole_batch: with the graph of the whole batch, and what is paid for each of the candidate's microbatches.
-        """
-        model = self._model(candidate.setting[0], self._counts[0] if whole_batch else candidate.microbatches)
-        return CostedModel(model, self._configuration(candidate), repeat=1 if whole_batch else None)
+        """The model of a candidate; ``whole_batch`` as in ``SearchSpace.costed``."""
+        settings = self._settings[candidate.setting]
+        return self._space.costed(
+            candidate.setting[0], settings, candidate.room, candidate.microbatches, whole_batch=whole_batch
+        )
 
     def _solver(self, candidate: _Candidate) -> Solver:
         return Solver(self._costed(candidate))
@@ -218,8 +103,8 @@ class _Search:
         """Advance the most promising configuration until the best plan is proven good enough."""
         request = self._request
         for mesh in range(len(request.meshes)):
-            bound = self._least_ns(mesh)
-            for number, choices in enumerate(self._choices_of_settings(mesh)):
+            bound = self._space.least_ns(mesh)
+            for number, choices in enumerate(self._space.settings(mesh)):
                 self._settings[mesh, number] = choices
                 proof = Proof(kind=ProofKind.SPLIT, bound_ns=bound)
                 self._push(_Candidate((mesh, number), self._counts[0], bound, screened=True, proof=proof))
@@ -276,7 +161,7 @@ class _Search:
         """A part of the space is done with: note how it is bounded."""
         self._leaves.append(
             Leaf(
-                mesh=str(self._request.meshes[candidate.setting[0]]),
+                mesh=mesh_label(self._request.meshes[candidate.setting[0]]),
                 setting=candidate.setting[1],
                 room=candidate.room,
                 microbatches=candidate.microbatches,
@@ -309,14 +194,6 @@ class _Search:
             for level in levels
         ]
 
-    def _least_ns(self, mesh: int) -> int:
-        """What a mesh that leaves devices idle takes at least."""
-        devices = self._request.meshes[mesh].devices
-        if devices not in self._least:
-            part = part_of(self._request.cluster, self._request.meshes[mesh])
-            self._least[devices] = least_ns(self._graph(1), part, self._request.precision)
-        return self._least[devices]
-
     def _polish(self) -> None:
         """Take the winner through its own stages short of the master: within the gap its rounding may still hold
         decisions that cost a little and puzzle a reader."""
@@ -343,7 +220,7 @@ class _Search:
             candidate.bound_ns = max(candidate.bound_ns, bound or 0)
             return
         if candidate.state is None:
-            self._num_solved += 1
+            self._solved.add((candidate.setting, candidate.microbatches))
             candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes)
         state = candidate.state
         state.advance(self._multiplier, None if self._best is None else self._best[1].ns)
@@ -396,7 +273,7 @@ class _Search:
         settled = self._settled.get(candidate.setting, set())
         for count in self._counts:
             wanted = count > candidate.microbatches and not any(count % k == 0 for k in settled)
-            if wanted and self._is_allowed(candidate.setting[0], count):
+            if wanted and self._space.is_allowed(candidate.setting[0], count):
                 proof = self._unlimited.setdefault(candidate.setting, UNPROVEN)
                 if candidate.state is not None and candidate.microbatches == self._counts[0]:
                     proof = replace(candidate.state.unlimited, whole_batch=True)
@@ -409,7 +286,7 @@ class _Search:
     def _result(self, candidate: _Candidate, outcome: Outcome, bound_ns: int, total: int) -> SearchResult:
         request = self._request
         mesh = candidate.setting[0]
-        model = self._model(mesh, candidate.microbatches)
+        model = self._space.model(mesh, candidate.microbatches)
         assert outcome.choices is not None and candidate.state is not None
         configuration = candidate.state.configuration
         decisions = assemble(model, configuration, outcome.choices.expand(), request.cluster, request.loss_output)
@@ -425,11 +302,11 @@ class _Search:
             statistics=SearchStatistics(
                 meshes=len(request.meshes),
                 configurations=total,
-                solved=self._num_solved,
-                pruned=total - self._num_solved,
+                solved=len(self._solved),
+                pruned=total - len(self._solved),
                 strategies=sum(len(model.space.operator(int(index)).strategies) for index in model.class_of.tolist()),
             ),
-            notes=tuple(self._notes),
+            notes=self._space.notes,
             obstacles=find_obstacles(model.graph, decisions.axes),
         )
 
@@ -439,16 +316,15 @@ class _Search:
         limit = request.limit_bytes
         assert limit is not None
         bounds: list[int] = []
-        found: list[int] = []
         for setting in self._settings:
-            count = max(count for count in self._counts if self._is_allowed(setting[0], count))
-            bound, memory = least_memory(self._solver(_Candidate(setting, count, 0)))
-            bounds.append(bound)
-            found.append(memory)
+            count = max(count for count in self._counts if self._space.is_allowed(setting[0], count))
+            levels = self._settings[setting].levels
+            for room in levels if levels[-1] >= 2 else (None,):
+                bounds.append(least_memory(self._solver(_Candidate(setting, count, 0, room)))[0])
         least = min(bounds)
         if unknown and least <= limit:
             return LimitReachedError(
                 f"no plan within {gigabytes(limit)} per device was found, and it is not proven that there is none",
                 hint="raise --max-memory, or fix --zero, --recompute and --microbatches",
             )
-        return does_not_fit(request, least, limit, "every plan needs")
+        return NothingFitsError(does_not_fit(request, least, limit, "every plan needs"), tuple(self._leaves))

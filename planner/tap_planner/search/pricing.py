@@ -47,10 +47,10 @@ class _Total:
     def __init__(self, costed: CostedModel) -> None:
         self._costed = costed
         self.ns = self.own_bytes = self.activation_bytes = 0
-        self._levels: dict[int, int] = {}
-        """By run, the highest ZeRO level met."""
-        self._with_room: list[tuple[int, int, int]] = []
-        """(run, variable, value) of what makes room for whole copies."""
+        self._level = 0
+        """The highest ZeRO level met in runs."""
+        self._with_room: list[tuple[int, int]] = []
+        """(variable, value) of what makes room for whole copies."""
 
     def add_part(self, view: PartView) -> None:
         """Add the variables and terms of a part."""
@@ -69,30 +69,21 @@ class _Total:
                 zero = view.zero(variable, mask)
                 self.ns += view.times * int(ns[zero, value])
                 self.own_bytes += view.times * int(num_bytes[zero, value])
-                self._note_level(view, variable, value, mask, zero)
+                self._note_level(variable, value, mask, zero)
             if self._costed.makes_room(variable, view.kind):
-                self._with_room.append((self._run_of(variable), variable, value))
+                self._with_room.append((variable, value))
         for term in part.terms:
             self.add_term(term, view)
 
-    def _run_of(self, variable: int) -> int:
-        """The run in which what is stored with a variable is first read; -1 outside runs."""
-        region = self._costed.model.first_region(variable)
-        return next((n for n, regions in enumerate(self._costed.model.places.run_regions) if region in regions), -1)
-
-    def _note_level(self, view: PartView, variable: int, value: int, mask: int, zero: int) -> None:
-        """Remember the highest level of a run."""
-        run = self._run_of(variable) if view.kind is PartKind.OUTER else view.number
-        if run >= 0:
-            level = self._costed.level_of(variable, value, mask, zero)
-            self._levels[run] = max(self._levels.get(run, 0), level)
+    def _note_level(self, variable: int, value: int, mask: int, zero: int) -> None:
+        """Remember the highest level in runs."""
+        model = self._costed.model
+        if model.places.recomputes(model.first_region(variable)):
+            self._level = max(self._level, self._costed.level_of(variable, value, mask, zero))
 
     def whole_bytes(self) -> int:
-        """Room for whole copies, by the highest ZeRO level of each run."""
-        return sum(
-            int(self._costed.whole_bytes(variable, self._levels.get(run, 0))[value])
-            for run, variable, value in self._with_room
-        )
+        """Room for whole copies, for the highest ZeRO level in runs."""
+        return sum(int(self._costed.whole_bytes(variable, self._level)[value]) for variable, value in self._with_room)
 
     def add_term(self, term: Term, view: PartView) -> None:
         """Add a term."""

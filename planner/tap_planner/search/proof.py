@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from fractions import Fraction
 
+from tap_planner.cluster import Mesh
+
 
 class ProofKind(enum.Enum):
     """By what a part of the space is bounded."""
@@ -38,6 +40,7 @@ class Leaf:
     """A part of the space with its bounds: one mesh, one microbatch count (or all further ones), some settings."""
 
     mesh: str
+    """``mesh_label``."""
     setting: int
     """What regions may choose from: its number among those of the mesh."""
     room: int | None
@@ -50,7 +53,22 @@ class Leaf:
     proof: Proof
     solver_ns: int
     """What the solver proved, where that is more than elimination gives; else as ``proof.bound_ns``."""
+    part: int = 0
+    """Number of the part of the space: targets have several, in which the same mesh may be used in unlike ways."""
 
 
 UNPROVEN = Proof(kind=ProofKind.SPLIT, bound_ns=0)
 """What is known before anything is."""
+
+
+def mesh_label(mesh: Mesh) -> str:
+    """A mesh, with its devices where it leaves some out: ``dp=4@0-3``."""
+    if not mesh.devices:
+        return str(mesh)
+    spans: list[list[int]] = []
+    for device in mesh.devices:
+        if spans and device == spans[-1][1] + 1:
+            spans[-1][1] = device
+        else:
+            spans.append([device, device])
+    return f"{mesh}@" + ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -10,7 +10,7 @@ from tap_planner.cluster import Cluster, Mesh
 from tap_planner.errors import InfeasibleError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
-from tap_planner.plan import Decisions
+from tap_planner.plan import Decisions, Nearness
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.obstacles import Obstacle
 from tap_planner.search.proof import Leaf
@@ -79,6 +79,26 @@ class SearchResult:
     """Plans on other meshes or with other microbatch counts whose objective is within the gap as well, best first."""
     obstacles: tuple[Obstacle, ...] = ()
     """Why axes of the mesh are used less than they could be."""
+    near: Nearness | None = None
+    """How little it changes of an old plan that it was to stay near to."""
+
+
+class NothingFitsError(InfeasibleError):
+    """Nothing fits, and by what that is proven.
+
+    Args:
+        error: the answer.
+        leaves: all parts of the space.
+    """
+
+    def __init__(self, error: InfeasibleError, leaves: tuple[Leaf, ...]) -> None:
+        super().__init__(
+            error.message,
+            hint=error.hint,
+            least_memory_bytes=error.least_memory_bytes,
+            limit_bytes=error.limit_bytes,
+        )
+        self.leaves = leaves
 
 
 def does_not_fit(request: SearchRequest, least: int, limit: int, needs: str) -> InfeasibleError:

@@ -21,14 +21,14 @@ from tap_planner.search.elimination import WidthError
 from tap_planner.search.minimisation import Minimisation
 from tap_planner.search.parts import Parts
 from tap_planner.search.pricing import price_choices
-from tap_planner.search.shares import move_shares
+from tap_planner.search.shares import NO_SHARES, move_shares
 from tap_planner.search.weighting import Outcome, Weights
 
 MAX_TIGHTENINGS = 40
 """Times that shares are moved in the relaxed model."""
-MAX_STALLED = 10
+MAX_STALLED = 5
 """Moves without a better bound after which tightening ends."""
-STALLED_SHARE = 100_000
+STALLED_SHARE = 20_000
 """A bound that rises by no more than this part of itself counts as no better."""
 FIRST_WINDOW = 10_000
 """The first window of costs above the bound that is searched exactly is the bound divided by this."""
@@ -67,7 +67,10 @@ class Solver:
 
     def restrict(self, alive: Mapping[int, np.ndarray]) -> Solver:
         """A solver of the same model whose variables keep only the given values (by class)."""
-        return Solver(self.costed, alive)
+        restricted = Solver(self.costed, alive)
+        if self.parts.shares is not NO_SHARES:
+            restricted.parts.use_shares(self.parts.shares)
+        return restricted
 
     def prepare_sets(self) -> None:
         """Choose the set variables of the exact stage.

@@ -44,7 +44,8 @@ class PartView:
         """The ZeRO setting of what is stored with a variable and has these data axes."""
         model = self.costed.model
         setting = model.zero_variable(model.zero_group(variable), mask)
-        options = self.costed.zero_options(mask)
+        group = model.zero_group(variable)
+        options = self.costed.zero_options(mask, inside=self.costed.lies_in_run(group))
         return int(options[0]) if len(options) == 1 else self.value(setting)
 
     def recompute(self, region: int) -> Recompute:

@@ -225,17 +225,14 @@ class _Pricing:
     def _unsharded_bytes(self) -> int:
         """Whole copies beside ZeRO's shards, and room for them.
 
-        The occurrences of a run take turns in one room: it is that of the last occurrence, for the highest level in the
+        The occurrences of a run take turns in one room: it is that of the last occurrence, for the highest level in any
         run. Outside runs, copies count that are too large for a bucket.
         """
         first = first_regions(self.program)
         working = working_regions(self.decisions)
         regions = self.decisions.regions
-        highest: dict[int, int] = {}
-        for parameter in self.decisions.parameters:
-            run = regions[first[parameter.name]].run if parameter.name in first else None
-            if run is not None:
-                highest[run] = max(highest.get(run, 0), parameter.zero_level)
+        in_runs = {name for name, number in first.items() if regions[number].run is not None}
+        highest = max((p.zero_level for p in self.decisions.parameters if p.name in in_runs), default=0)
         total = 0
         for parameter in self.decisions.parameters:
             number = first.get(parameter.name)
@@ -245,7 +242,7 @@ class _Pricing:
             if number in working if run is not None else elements > BUCKET_ELEMENTS:
                 total += unsharded_bytes(
                     elements,
-                    zero_level=parameter.zero_level if run is None else highest[run],
+                    zero_level=parameter.zero_level if run is None else highest,
                     precision=self.decisions.precision,
                     optimizer=self.decisions.optimizer or "sgd",
                 )

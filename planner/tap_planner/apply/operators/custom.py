@@ -160,6 +160,13 @@ def run_custom(function: TorchFunction, context: OperatorContext, operands: Oper
     except TapError:
         raise
     except Exception as error:
+        if isinstance(error, RuntimeError) and "modified inplace" in str(error):  # of a view that autograd watches
+            place = _place(function, error)
+            raise ApplyError(
+                f"operator {context.signature.type}: its function in {place} changed an operand in place, expected a "
+                "new tensor",
+                hint=_DOCUMENT,
+            ) from error
         raise failed(function, context.signature.type, error) from error
     outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
     wrong = _wrong_result(context, operands, versions, outputs)

@@ -1,0 +1,173 @@
+"""The space of configurations: what the search enumerates, and what a certificate has to cover."""
+
+from __future__ import annotations
+
+from tap_planner.cluster import Mesh, part_of
+from tap_planner.errors import UnsupportedGraphError
+from tap_planner.graph import Graph
+from tap_planner.search.capacity import least_ns, parameter_demand, tensor_demand, uncountable
+from tap_planner.search.configuration import Configuration, Recompute, Settings, zero_settings
+from tap_planner.search.constraints import NO_RULES
+from tap_planner.search.costing import CostedModel
+from tap_planner.search.feasibility import first_conflict
+from tap_planner.search.model import Model, build_model
+from tap_planner.search.request import SearchRequest, does_not_fit
+from tap_planner.sharding import BatchMap, block_hints, map_batch
+
+__all__ = ["SearchSpace"]
+
+MAX_MICROBATCHES = 128
+"""Largest microbatch count that the search tries by itself."""
+
+
+class SearchSpace:
+    """Meshes, settings and microbatch counts of a request, with the models that are built for them.
+
+    Args:
+        request: what to search.
+
+    Raises:
+        InfeasibleError: sizes leave no doubt that nothing fits.
+        UnsupportedGraphError: sizes are beyond what can be counted.
+    """
+
+    def __init__(self, request: SearchRequest) -> None:
+        self._request = request
+        self._models: dict[tuple[int, int], Model] = {}
+        self._batch_maps: dict[int, BatchMap] = {}
+        self._hints: dict[int, dict[str, tuple[tuple[int, ...], ...]]] = {}
+        self._allowed: dict[tuple[int, int], bool] = {}
+        self._notes: list[str] = []
+        self._least: dict[tuple[int, ...], int] = {(): 0}
+        self.counts = self._microbatch_counts()
+        """Microbatch counts, ascending."""
+        self._check_sizes()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the space."""
+        return tuple(self._notes)
+
+    def _microbatch_counts(self) -> tuple[int, ...]:
+        request = self._request
+        if request.microbatches is not None:
+            return (request.microbatches,)
+        if not request.training:
+            return (1,)
+        obstacles = self._batch_map(1).obstacles
+        if obstacles:
+            self._notes.append(
+                f"one microbatch only: the batch cannot be split at {obstacles[0]!r}"
+                + (f" and {len(obstacles) - 1} more" if len(obstacles) > 1 else "")
+            )
+            return (1,)
+        top = min(request.batch, MAX_MICROBATCHES)
+        return tuple(k for k in range(1, top + 1) if request.batch % k == 0 and (k <= 16 or k & (k - 1) == 0))
+
+    def _check_sizes(self) -> None:
+        """Answer at once where sizes leave no doubt, and refuse what tables cannot count."""
+        request = self._request
+        graph, cluster, room = self.graph(1), request.cluster, request.cluster.usable_memory_bytes
+        excess = uncountable(graph, cluster, request.precision)
+        if request.limit_bytes is not None:
+            demands = [tensor_demand(graph, cluster, request.precision, self.counts[-1])]
+            if excess is not None:  # else the search finds the least memory, which is more
+                demands.append(parameter_demand(graph, cluster, request.precision))
+            least = max(demands, key=lambda demand: demand.num_bytes)
+            if least.num_bytes > room:
+                raise does_not_fit(request, least.num_bytes, room, f"{least.what} needs")
+        if excess is not None:
+            raise UnsupportedGraphError(
+                f"{graph.name}: on one device the graph takes about 2^{excess.value.bit_length() - 1} {excess.what}, "
+                f"expected at most 2^{excess.most.bit_length() - 1}",
+                hint="bind smaller dims, or look for a wrong size in the model",
+            )
+
+    def _batch_map(self, microbatches: int) -> BatchMap:
+        if microbatches not in self._batch_maps:
+            self._batch_maps[microbatches] = map_batch(self.graph(microbatches))
+        return self._batch_maps[microbatches]
+
+    def graph(self, microbatches: int) -> Graph:
+        """The graph of one microbatch."""
+        return self._request.folded(microbatches).graph
+
+    def _hints_of(self, microbatches: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+        if microbatches not in self._hints:
+            self._hints[microbatches] = dict(block_hints(self.graph(microbatches)))
+        return self._hints[microbatches]
+
+    def is_allowed(self, mesh: int, microbatches: int) -> bool:
+        """Whether the rules leave every operator a strategy: a smaller microbatch may no longer be split as they ask.
+
+        For the first count that is sure: the meshes of a request are those on which it is so.
+        """
+        if microbatches == self.counts[0]:
+            return True
+        key = (mesh, microbatches)
+        if key not in self._allowed:
+            self._allowed[key] = self._keeps_rules(self._request.meshes[mesh], microbatches)
+        return self._allowed[key]
+
+    def _keeps_rules(self, mesh: Mesh, microbatches: int) -> bool:
+        if self._request.constraints(mesh, self.graph(self.counts[0])).rules == NO_RULES:
+            return True
+        graph = self.graph(microbatches)
+        rules = self._request.constraints(mesh, graph)
+        return first_conflict(graph, self._hints_of(microbatches), rules, mesh) is None
+
+    def model(self, mesh: int, microbatches: int) -> Model:
+        """The model of the graph of one microbatch on a mesh (by its number)."""
+        key = (mesh, microbatches)
+        if key not in self._models:
+            request = self._request
+            folded = request.folded(microbatches)
+            self._models[key] = build_model(
+                folded,
+                request.cluster,
+                request.meshes[mesh],
+                request.precision,
+                request.constraints(request.meshes[mesh], folded.graph),
+                self._hints_of(microbatches),
+            )
+        return self._models[key]
+
+    def settings(self, mesh: int) -> tuple[Settings, ...]:
+        """What regions may choose from: everything, or one after the other where the whole plan must have the same."""
+        request = self._request
+        zeros = zero_settings(request.zero_levels, len(request.meshes[mesh].axes), hybrid=request.hybrid_zero)
+        recomputes = tuple(sorted(Recompute[name.upper()] for name in request.recomputes))
+        if not request.uniform_settings:
+            return (Settings(recomputes=recomputes, zeros=zeros),)
+        return tuple(Settings(recomputes=(mode,), zeros=(zero,)) for zero in zeros for mode in recomputes)
+
+    def least_ns(self, mesh: int) -> int:
+        """What a mesh that leaves devices idle takes at least."""
+        devices = self._request.meshes[mesh].devices
+        if devices not in self._least:
+            part = part_of(self._request.cluster, self._request.meshes[mesh])
+            self._least[devices] = least_ns(self.graph(1), part, self._request.precision)
+        return self._least[devices]
+
+    def costed(
+        self, mesh: int, settings: Settings, room: int | None, microbatches: int, *, whole_batch: bool = False
+    ) -> CostedModel:
+        """The model of a configuration.
+
+        Args:
+            mesh: its number.
+            settings: what regions may choose from.
+            room: highest ZeRO level in runs, for which there is room; None: any, without room (a lower bound).
+            microbatches: their number.
+            whole_batch: with the graph of the first microbatch count, and what is paid for each of the microbatches.
+        """
+        request = self._request
+        configuration = Configuration(
+            settings=settings if room is None else settings.up_to(room),
+            microbatches=microbatches,
+            optimizer=request.optimizer,
+            precision=request.precision,
+            training=request.training,
+        )
+        model = self.model(mesh, self.counts[0] if whole_batch else microbatches)
+        return CostedModel(model, configuration, repeat=1 if whole_batch else None)

@@ -1,0 +1,221 @@
+"""Leaves of a proof, checked: that they cover the space, and that elimination gives their bounds again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tap_planner.cluster import Cluster
+from tap_planner.errors import InfeasibleError
+from tap_planner.search.configuration import Settings
+from tap_planner.search.elimination import WidthError
+from tap_planner.search.enumeration import SearchSpace
+from tap_planner.search.fewer import requests_by_room
+from tap_planner.search.limited import LimitedSearch
+from tap_planner.search.proof import Leaf, ProofKind, mesh_label
+from tap_planner.search.request import SearchRequest
+from tap_planner.search.solver import Solver
+from tap_planner.search.terms import SCALE
+from tap_planner.search.weighting import Weights
+
+__all__ = ["LeafFinding", "verify_leaves"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafFinding:
+    """Something about the leaves that is not as the plan says."""
+
+    where: str
+    what: str
+
+
+def verify_leaves(
+    requests: Sequence[SearchRequest],
+    limit_bytes: Callable[[Cluster], int | None],
+    leaves: Sequence[Leaf],
+    *,
+    replay: bool,
+) -> tuple[LeafFinding, ...]:
+    """Everything that is wrong with the leaves of a proof.
+
+    Args:
+        requests: the parts of the space, laid out anew.
+        limit_bytes: the limit on the devices of a cluster.
+        leaves: what the plan says.
+        replay: whether to prove again what the solver has proven beyond elimination.
+    """
+    findings: list[LeafFinding] = []
+    known: set[tuple[int, str, int]] = set()
+    for part, request in enumerate(requests):
+        for room in requests_by_room(request, limit_bytes):
+            mine = [leaf for leaf in leaves if leaf.part == part]
+            try:
+                space = SearchSpace(room)
+            except InfeasibleError:  # by its sizes alone: there is nothing to cover
+                known |= {(leaf.part, leaf.mesh, leaf.setting) for leaf in mine}
+                continue
+            checking = _Checking(space, room, mine, replay)
+            findings += checking.findings()
+            known |= {(part, mesh, setting) for mesh, setting in checking.settings}
+    findings += (
+        LeafFinding(where=_shown(leaf), what="is about nothing that is in the space")
+        for leaf in leaves
+        if (leaf.part, leaf.mesh, leaf.setting) not in known
+    )
+    return tuple(findings)
+
+
+def _shown(leaf: Leaf) -> str:
+    room = "" if leaf.room is None else f", room for ZeRO {leaf.room}"
+    setting = f", setting {leaf.setting}" if leaf.setting else ""
+    return f"{leaf.mesh}, {leaf.microbatches} microbatches{setting}{room}"
+
+
+class _Checking:
+    """The leaves of meshes whose devices have equal room."""
+
+    def __init__(self, space: SearchSpace, request: SearchRequest, leaves: Sequence[Leaf], replay: bool) -> None:
+        self._space = space
+        self._limit = request.limit_bytes
+        self._replay = replay
+        self._mesh = {mesh_label(mesh): number for number, mesh in enumerate(request.meshes)}
+        self.settings: dict[tuple[str, int], Settings] = {
+            (label, number): settings
+            for label, mesh in self._mesh.items()
+            for number, settings in enumerate(space.settings(mesh))
+        }
+        self._leaves: dict[tuple[str, int], list[Leaf]] = {key: [] for key in self.settings}
+        for leaf in leaves:
+            if (leaf.mesh, leaf.setting) in self._leaves:
+                self._leaves[leaf.mesh, leaf.setting].append(leaf)
+        self._bounds: dict[object, int] = {}
+
+    def findings(self) -> Iterator[LeafFinding]:
+        for key, settings in self.settings.items():
+            leaves = self._leaves[key]
+            yield from self._uncovered(key, settings, leaves)
+            for leaf in leaves:
+                wrong = self._wrong(leaf, settings)
+                if wrong:
+                    yield LeafFinding(where=_shown(leaf), what=wrong)
+
+    # -- coverage ----------------------------------------------------------------------------------------------
+
+    def _uncovered(self, key: tuple[str, int], settings: Settings, leaves: Sequence[Leaf]) -> Iterator[LeafFinding]:
+        mesh = self._mesh[key[0]]
+        for count in self._space.counts:
+            if not self._space.is_allowed(mesh, count):
+                continue
+            rooms = {leaf.room for leaf in leaves if _covers(leaf, count)}
+            missing = [] if None in rooms else [level for level in settings.levels if level not in rooms]
+            if missing:
+                where = f"{key[0]}, {count} microbatches" + (f", setting {key[1]}" if key[1] else "")
+                levels = ", ".join(map(str, missing)) if rooms else "any"
+                yield LeafFinding(where=where, what=f"is not covered (ZeRO level {levels})")
+
+    # -- bounds ------------------------------------------------------------------------------------------------
+
+    def _wrong(self, leaf: Leaf, settings: Settings) -> str | None:
+        """What does not hold of a leaf; None if all does."""
+        proof, mesh = leaf.proof, self._mesh[leaf.mesh]
+        if leaf.microbatches not in self._space.counts or not self._space.is_allowed(mesh, leaf.microbatches):
+            return "has a microbatch count that is not in the space"
+        if leaf.room is not None and leaf.room not in settings.levels:
+            return f"has room for ZeRO {leaf.room}, which is not in the space"
+        if proof.multiplier and self._limit is None:
+            return "has a multiplier, but there is no memory limit"
+        if leaf.and_more and not self._parameters_too_large(leaf, settings):
+            return "claims that larger microbatch counts do not fit, but its parameters do"
+        if proof.kind is ProofKind.INFEASIBLE:
+            return None if self._nothing_fits(leaf, settings) else "claims that nothing fits, which is not so"
+        if leaf.solver_ns < proof.bound_ns:
+            return "claims that the solver has proven less than elimination"
+        if leaf.and_multiples and proof.multiplier:
+            return "speaks of multiples of its microbatches, which a multiplier does not bound"
+        if not self._bounded(leaf, settings):
+            return f"claims a bound of {proof.bound_ns} ns, which elimination does not give"
+        if leaf.solver_ns > proof.bound_ns and self._replay and not self._solved(leaf, settings):
+            return f"claims a solver's bound of {leaf.solver_ns} ns, which the solver does not give again"
+        return None
+
+    def _bounded(self, leaf: Leaf, settings: Settings) -> bool:
+        proof, mesh = leaf.proof, self._mesh[leaf.mesh]
+        if proof.kind is ProofKind.SPLIT or not proof.bound_ns:
+            return self._space.least_ns(mesh) >= proof.bound_ns
+        return any(
+            self._bound(leaf, settings, room, count, whole) >= proof.bound_ns
+            for room, count, whole in self._views(leaf)
+        )
+
+    def _views(self, leaf: Leaf) -> Iterator[tuple[int | None, int, bool]]:
+        """(room, microbatches, whole batch) of what bounds a leaf; the cheapest to take and the likeliest first."""
+        first = self._space.counts[0]
+        rooms = (leaf.room,) if leaf.room is None else (leaf.room, None)
+        for room in reversed(rooms):  # without room it is a bound as well, and the leaf may have it from there
+            if leaf.proof.whole_batch and not leaf.proof.multiplier:
+                yield room, first, False
+            yield room, leaf.microbatches, leaf.proof.whole_batch
+
+    def _solver(self, leaf: Leaf, settings: Settings, room: int | None, count: int, whole: bool) -> Solver:
+        return Solver(self._space.costed(self._mesh[leaf.mesh], settings, room, count, whole_batch=whole))
+
+    def _bound(self, leaf: Leaf, settings: Settings, room: int | None, count: int, whole: bool) -> int:
+        """The Lagrangian bound, in ns, computed from nothing but the multiplier."""
+        proof = leaf.proof
+        key = (leaf.mesh, leaf.setting, room, count, whole, proof.multiplier, proof.kind)
+        if key not in self._bounds:
+            weights = _weights(proof.multiplier, count if whole else 1)
+            solver = self._solver(leaf, settings, room, count, whole)
+            exact = proof.kind is ProofKind.TIGHTENED
+            found = solver.optimum(weights) if exact else solver.minimise(weights)
+            paid = SCALE * weights.memory * (self._limit or 0)
+            self._bounds[key] = -(-(found.bound - paid) // (SCALE * weights.time))
+        return self._bounds[key]
+
+    def _parameters_too_large(self, leaf: Leaf, settings: Settings) -> bool:
+        if self._limit is None:
+            return False
+        return (
+            self._space.costed(
+                self._mesh[leaf.mesh], settings, leaf.room, leaf.microbatches, whole_batch=leaf.proof.whole_batch
+            ).least_own_bytes()
+            > self._limit
+        )
+
+    def _nothing_fits(self, leaf: Leaf, settings: Settings) -> bool:
+        if self._limit is None:
+            return False
+        if self._parameters_too_large(leaf, settings):
+            return True
+        whole = leaf.proof.whole_batch
+        rooms = (None,) if leaf.room is None else (leaf.room, None)
+        for room in rooms:
+            solver = self._solver(leaf, settings, room, leaf.microbatches, whole)
+            least = solver.minimise(Weights(0, 1, leaf.microbatches if whole else 1))
+            if -(-least.bound // SCALE) > self._limit:
+                return True
+        return False
+
+    def _solved(self, leaf: Leaf, settings: Settings) -> bool:
+        """Whether the search of the leaf, run to its end, proves the solver's bound again."""
+        for room in (leaf.room,) if leaf.room is None else (leaf.room, None):
+            state = LimitedSearch(self._solver(leaf, settings, room, leaf.microbatches, False), self._limit)
+            try:
+                while not state.finished and state.bound_ns < leaf.solver_ns:
+                    state.advance(leaf.proof.multiplier, leaf.solver_ns)
+            except WidthError:
+                continue
+            if state.infeasible or state.bound_ns >= leaf.solver_ns:
+                return True
+        return False
+
+
+def _covers(leaf: Leaf, count: int) -> bool:
+    if leaf.microbatches == count or (leaf.and_more and leaf.microbatches < count):
+        return True
+    return leaf.and_multiples and count % leaf.microbatches == 0
+
+
+def _weights(multiplier: Fraction, divisor: int) -> Weights:
+    return Weights(multiplier.denominator, multiplier.numerator, divisor)

@@ -1,0 +1,325 @@
+"""Is what a plan's certificate claims so? Checked without the tables of the search, and by elimination anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tap_planner.errors import ApplyError, PlanFormatError
+from tap_planner.plan import PlanDocument, ProofEntry, compute_digests, expand
+from tap_planner.requests import PreparedSearch, limit_bytes, prepare
+
+if TYPE_CHECKING:
+    from tap_planner.cluster import Cluster, Mesh
+    from tap_planner.graph import Graph
+    from tap_planner.plan import Decisions, OperatorDecision
+    from tap_planner.search import Leaf
+
+__all__ = ["CertificateReport", "leaves_of", "proof_entries", "verify"]
+
+MAX_SHOWN = 20
+"""Findings that are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateReport:
+    """What verifying a certificate gave."""
+
+    findings: tuple[str, ...]
+    """What is not as the certificate says; empty: all is."""
+    objective_ns: int
+    lagrangian_bound_ns: int
+    """Verified."""
+    bound_ns: int
+    """Proven by the solver: claimed, and with ``replayed`` proven again."""
+    num_leaves: int
+    num_meshes: int
+    replayed: bool
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    def lines(self) -> tuple[str, ...]:
+        """A report for people."""
+        if self.findings:
+            more = len(self.findings) - MAX_SHOWN
+            rest = (f"... and {more} more",) if more > 0 else ()
+            return ("The certificate does not hold:", *self.findings[:MAX_SHOWN], *rest)
+        solver = "proven again" if self.replayed else "claimed; --replay proves it again"
+        return (
+            f"objective {self.objective_ns} ns and memory: equal to the price of the lowered plan",
+            f"coverage: {self.num_leaves} parts with bounds cover all configurations of {self.num_meshes} meshes",
+            f"Lagrangian bound {self.lagrangian_bound_ns} ns, gap {self._gap(self.lagrangian_bound_ns)} (verified)",
+            f"solver's bound {self.bound_ns} ns, gap {self._gap(self.bound_ns)} ({solver})",
+            f"verified in {self.seconds:.1f} s",
+        )
+
+    def _gap(self, bound_ns: int) -> str:
+        return f"{100 * (self.objective_ns - bound_ns) / max(bound_ns, 1):.3f} %"
+
+
+# -- leaves in plans ---------------------------------------------------------------------------------------------
+
+
+def proof_entries(leaves: Sequence[Leaf]) -> tuple[ProofEntry, ...]:
+    """Leaves as a plan writes them: those that differ in their microbatch count only are one entry."""
+    grouped: dict[tuple[object, ...], list[Leaf]] = {}
+    for leaf in leaves:
+        key = (leaf.mesh, leaf.part, leaf.setting, leaf.room, leaf.and_more, leaf.and_multiples, leaf.proof)
+        grouped.setdefault((*key, leaf.solver_ns), []).append(leaf)
+    entries: list[ProofEntry] = []
+    for group in grouped.values():
+        leaf, proof = group[0], group[0].proof
+        excluded = proof.kind.value == "infeasible"
+        entries.append(
+            ProofEntry(
+                mesh=leaf.mesh,
+                microbatches=tuple(sorted({one.microbatches for one in group})),
+                by=proof.kind.value,
+                bound_ns=0 if excluded else proof.bound_ns,
+                multiplier=(proof.multiplier.numerator, proof.multiplier.denominator),
+                whole_batch=proof.whole_batch,
+                solver_ns=None if excluded or leaf.solver_ns <= proof.bound_ns else leaf.solver_ns,
+                part=leaf.part,
+                setting=leaf.setting,
+                room=leaf.room,
+                and_more=leaf.and_more,
+                and_multiples=leaf.and_multiples,
+            )
+        )
+    order = {entry.mesh: number for number, entry in reversed(list(enumerate(entries)))}
+    entries.sort(
+        key=lambda e: (order[e.mesh], e.part, e.setting, e.microbatches, -1 if e.room is None else e.room, e.by)
+    )
+    return tuple(entries)
+
+
+def leaves_of(entries: Sequence[ProofEntry]) -> tuple[Leaf, ...]:
+    """The leaves that a plan holds."""
+    from tap_planner.search import Leaf, Proof, ProofKind
+
+    return tuple(
+        Leaf(
+            mesh=entry.mesh,
+            setting=entry.setting,
+            room=entry.room,
+            microbatches=count,
+            and_more=entry.and_more,
+            and_multiples=entry.and_multiples,
+            proof=Proof(
+                kind=ProofKind(entry.by),
+                bound_ns=entry.bound_ns,
+                multiplier=Fraction(*entry.multiplier),
+                whole_batch=entry.whole_batch,
+            ),
+            solver_ns=entry.bound_ns if entry.solver_ns is None else entry.solver_ns,
+            part=entry.part,
+        )
+        for entry in entries
+        for count in entry.microbatches
+    )
+
+
+def lagrangian_bound_ns(entries: Sequence[ProofEntry], objective_ns: int) -> int:
+    """What elimination proves of the whole space, no more than the objective."""
+    return min([objective_ns, *(entry.bound_ns for entry in entries if entry.by != "infeasible")])
+
+
+# -- verifying ---------------------------------------------------------------------------------------------------
+
+
+def verify(document: PlanDocument, model: Path, *, replay: bool = False) -> CertificateReport:
+    """Check everything that a certificate claims, from the plan and the model alone.
+
+    Args:
+        document: the plan.
+        model: ONNX file.
+        replay: whether to prove the solver's bounds again, too.
+
+    Raises:
+        ApplyError: the plan is about another model.
+        PlanFormatError: the plan holds no proof.
+    """
+    from tap_planner.cluster import Cluster
+    from tap_planner.search import verify_leaves
+
+    started = time.perf_counter()
+    certificate = document.certificate
+    if certificate.lagrangian_bound_ns is None or not certificate.proof:
+        raise PlanFormatError(
+            "certificate.proof: the plan holds none: an older tap-plan wrote it", hint="Plan again with tap-plan."
+        )
+    cluster = Cluster.from_json(document.cluster)
+    prepared = prepare(model, cluster, document.options)
+    if prepared.graph.digest != document.model.graph_digest:
+        raise ApplyError(
+            f"{model.name} gives graph {prepared.graph.digest[:12]}, the plan was made for "
+            f"{document.model.graph_digest[:12]}",
+            hint="give the model that the plan was made from with --model, or plan this one anew",
+        )
+    findings = [*_digests(document), *_claims(document), *_plan(document, prepared)]
+    leaves = leaves_of(certificate.proof)
+    wrong = verify_leaves(prepared.requests, lambda part: limit_bytes(part, prepared.options), leaves, replay=replay)
+    findings += (f"proof: {finding.where}: {finding.what}" for finding in wrong)
+    return CertificateReport(
+        findings=tuple(findings),
+        objective_ns=certificate.objective_ns,
+        lagrangian_bound_ns=certificate.lagrangian_bound_ns,
+        bound_ns=certificate.bound_ns,
+        num_leaves=len(leaves),
+        num_meshes=sum(len(request.meshes) for request in prepared.requests),
+        replayed=replay,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _digests(document: PlanDocument) -> Iterator[str]:
+    if document.digests != compute_digests(document):
+        yield "digests: the plan was edited after it was written"
+
+
+def _claims(document: PlanDocument) -> Iterator[str]:
+    """The figures of the certificate against each other."""
+    certificate = document.certificate
+    feasible = [entry for entry in certificate.proof if entry.by != "infeasible"]
+    proven = [entry.bound_ns if entry.solver_ns is None else entry.solver_ns for entry in feasible]
+    lagrangian = lagrangian_bound_ns(certificate.proof, certificate.objective_ns)
+    if certificate.lagrangian_bound_ns != lagrangian:
+        yield f"lagrangian_bound_ns: {certificate.lagrangian_bound_ns}, expected {lagrangian}, the least in proof"
+    bound = min([certificate.objective_ns, *proven])
+    if certificate.bound_ns > bound:
+        yield f"bound_ns: {certificate.bound_ns}, expected at most {bound}, the least in proof"
+    gap = certificate.objective_ns - certificate.bound_ns
+    points = -(-gap * 10_000 // max(certificate.bound_ns, 1))
+    if certificate.gap_basis_points != points:
+        yield f"gap_basis_points: {certificate.gap_basis_points}, expected {points}"
+    if (certificate.status == "optimal") != (gap == 0):
+        yield f"status: {certificate.status}, but the gap is {gap} ns"
+
+
+def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
+    """The plan itself: of the space, legal, of the price that is claimed, and within the limit."""
+    from tap_planner.cluster import mesh_places, part_of
+    from tap_planner.program import lower
+    from tap_planner.simulate import price_program
+
+    decisions = expand(document)
+    shape = tuple(axis.size for axis in document.mesh.axes)
+    meshes = [mesh for request in prepared.requests for mesh in request.meshes if mesh.shape == shape]
+    mesh = next((m for m in meshes if mesh_places(prepared.cluster, m) == document.mesh.ranks), None)
+    if mesh is None:
+        yield f"mesh: {document.mesh.ranks[:4]}... of shape {shape} is not in the space"
+        return
+    if prepared.graph.batch % decisions.microbatches:
+        yield f"microbatches: {decisions.microbatches} do not divide the batch {prepared.graph.batch}"
+        return
+    graph = prepared.graphs(decisions.microbatches)
+    try:
+        program = lower(graph, decisions)
+    except ApplyError as error:
+        yield f"decisions: {error.message}"
+        return
+    illegal = list(_illegal(graph, decisions))
+    yield from illegal
+    if illegal:
+        return
+    used: Cluster = part_of(prepared.cluster, mesh)
+    price = price_program(program, used)
+    yield from _settings(prepared, mesh, graph, decisions)
+    if price.objective_ns != document.certificate.objective_ns:
+        yield f"objective_ns: {document.certificate.objective_ns}, the lowered plan costs {price.objective_ns}"
+    if price.memory_bytes != document.predicted.total_memory_bytes:
+        yield f"memory_bytes: {document.predicted.total_memory_bytes}, the lowered plan needs {price.memory_bytes}"
+    limit = limit_bytes(used, prepared.options)
+    if limit is not None and price.memory_bytes > limit:
+        yield f"memory_bytes: the lowered plan needs {price.memory_bytes}, the limit is {limit}"
+
+
+def _settings(prepared: PreparedSearch, mesh: Mesh, graph: Graph, decisions: Decisions) -> Iterator[str]:
+    """Settings and rules of the part of the space that the plan is of: any part that allows all of it."""
+    found: list[str] = []
+    for request in prepared.requests:
+        if mesh not in request.meshes:
+            continue
+        wrong = [
+            *(
+                f"parameters: {p.name}: ZeRO level {p.zero_level} is not in the space"
+                for p in decisions.parameters
+                if p.zero_level not in request.zero_levels and p.zero_level
+            ),
+            *(
+                f"repeats: recompute {region.recompute} is not in the space"
+                for region in decisions.regions
+                if region.run is not None and region.recompute not in request.recomputes
+            ),
+        ]
+        rules = request.constraints(mesh, graph)
+        for operator, decision in zip(graph.operators, decisions.operators, strict=True):
+            if rules.demands(operator):
+                made, rule = _strategy(operator, decision, mesh.shape)
+                if made is None or not rules.allows(operator, made, rule):
+                    wrong.append(f"operators: {operator.id}: the rules forbid {', '.join(decision.strategy)}")
+        if not wrong:
+            return
+        found = found or wrong
+    yield from found[:MAX_SHOWN]
+
+
+def _strategy(operator, decision: OperatorDecision, mesh_shape: tuple[int, ...]):
+    from tap_planner.operators import rule_of
+    from tap_planner.sharding import make_strategy, parse_choice
+
+    rule = rule_of(operator.signature)
+    try:
+        choices = tuple(parse_choice(rule, name) for name in decision.strategy)
+    except ValueError:
+        return None, rule
+    return make_strategy(operator.signature, rule, choices, mesh_shape), rule
+
+
+def _illegal(graph: Graph, decisions: Decisions) -> Iterator[str]:
+    """Placements that do not follow from the strategies, and operands that nothing brings to their placement."""
+    made_at = {output.tensor: output.placement for operator in decisions.operators for output in operator.outputs}
+    known: dict[object, object] = {}
+    edges = {(r.tensor, r.to, r.gradient): r for r in decisions.redistributions}
+    for operator, decision in zip(graph.operators, decisions.operators, strict=True):
+        key = (operator.signature, decision.strategy)
+        if key not in known:
+            known[key] = _strategy(operator, decision, decisions.mesh_shape)[0]
+        strategy = known[key]
+        inputs = tuple(None if operand is None else operand.placement for operand in decision.inputs)
+        outputs = tuple(output.placement for output in decision.outputs)
+        if strategy is None or (inputs, outputs) != (strategy.inputs, strategy.outputs):  # type: ignore[attr-defined]
+            yield f"operators: {operator.id}: its placements are not those of strategy {', '.join(decision.strategy)}"
+            continue
+        for operand in decision.inputs:
+            if operand is None or operand.tensor not in made_at:
+                continue
+            source = made_at[operand.tensor]
+            edge = edges.get((operand.tensor, operand.placement, operand.gradient))
+            if edge is None and source != operand.placement:
+                yield f"redistributions: nothing brings {operand.tensor} to where {operator.id} reads it"
+            elif edge is not None and edge.source != source:
+                yield f"redistributions: {operand.tensor} is not made where a redistribution reads it"
+    yield from _broken(decisions)
+
+
+def _broken(decisions: Decisions) -> Iterator[str]:
+    """Redistributions whose steps do not lead from source to destination."""
+    from tap_planner.sharding import apply_step
+
+    for edge in decisions.redistributions:
+        placements = edge.source
+        for step in edge.forward:
+            if placements[step.axis] != step.source:
+                break
+            placements = apply_step(placements, step)
+        if placements != edge.to:
+            yield f"redistributions: the steps of {edge.tensor} do not lead to their destination"
