@@ -130,14 +130,12 @@ def _space(corner: SearchRequest, count: int) -> SearchSpace:
 
 
 def _saving(request: SearchRequest, mesh: Mesh) -> SearchRequest:
-    """On one mesh, with the settings that save most."""
-    return replace(
-        request,
-        meshes=(mesh,),
-        zero_levels=request.zero_levels[-1:],
-        recomputes=request.recomputes[-1:],
-        hybrid_zero=False,
-    )
+    """On one mesh, with the recompute setting that saves most: a part of the space.
+
+    ZeRO levels stay as they are: small parameters take the fastest of those that are allowed, so with fewer levels
+    there are other plans.
+    """
+    return replace(request, meshes=(mesh,), recomputes=request.recomputes[-1:])
 
 
 def _likely(meshes: Sequence[Mesh], cluster: Cluster) -> list[Mesh]:

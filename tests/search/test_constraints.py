@@ -302,9 +302,10 @@ def test_a_rule_against_the_limit() -> None:
     made = prepared(replicate("*.weight"), replicate("*.bias"), max_memory_bytes=1_000_000)
     with pytest.raises(InfeasibleError) as error:
         api._search(made)  # pyright: ignore[reportPrivateUsage]
-    assert "--replicate '*.weight:replicate' conflicts with that limit: without it a plan fits" in error.value.message
-    assert "*.bias" not in error.value.message
-    assert error.value.hint.startswith("Drop --replicate '*.weight:replicate'")
+    assert error.value.conflicts == ("--zero 0", "--replicate '*.weight:replicate'")
+    assert "--zero 0 and --replicate '*.weight:replicate' each conflict with that limit" in error.value.message
+    assert any(hint.startswith("Drop --replicate '*.weight:replicate'") for hint in error.value.hints)
+    assert "*.bias" not in " ".join((error.value.message, *error.value.hints))
     assert error.value.least_memory_bytes > error.value.limit_bytes == 1_000_000
 
 

@@ -1,9 +1,9 @@
-"""The master: closes a memory limit exactly with CP-SAT over the Pareto points that survive.
+"""The master: closes a memory limit exactly, over the Pareto points that survive, with CP-SAT or by Pareto chains.
 
 Within a window above the Lagrangian bound, every part of the model (outer part, links) is reduced to its Pareto
 points. A solution picks one point of the outer part, and for every run a walk through boundary states that uses each
 link point some number of times. Counts suffice: the walk is an Eulerian path of the chosen multigraph, so flow balance
-and connectedness (added when violated) make the model exact.
+and connectedness (added when violated) make the model exact. Short runs are joined link by link (``pareto_chain.py``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import numpy as np
 from tap_planner.search.chain import Chain, min_plus
 from tap_planner.search.choices import Choices
 from tap_planner.search.composition import compose
-from tap_planner.search.counts import CountModel, RunPoints
+from tap_planner.search.counts import Counted, CountModel, RunPoints
 from tap_planner.search.elimination import INFINITE, Elimination, WidthError, eliminate
 from tap_planner.search.minimisation import Minimisation
 from tap_planner.search.model import PartKind
 from tap_planner.search.pareto import ParetoFactor, from_tables, pareto_eliminate, pareto_join
+from tap_planner.search.pareto_chain import MAX_LINKS, ChainRun, solve_chains
 from tap_planner.search.parts import Parts
 from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
@@ -220,11 +221,28 @@ class _Master:
         """(choices, lower bound of the least time inside the window); the bound is ``reach_ns`` if there are none."""
         if self.minimisation.bound > self._ceiling or any(len(factor.cell) == 0 for factor in self.outer):
             return None, reach_ns
-        counts = CountModel(self.outer, self.runs, self.limit_bytes)
-        found, bound = counts.solve(reach_ns)
+        found, bound = self._joined(reach_ns) or CountModel(self.outer, self.runs, self.limit_bytes).solve(reach_ns)
         if found is None:
             return None, bound
         return compose(self.parts.domains, self.weights, found.outer, found.links), bound
+
+    def _joined(self, reach_ns: int) -> tuple[Counted | None, int] | None:
+        """The same by Pareto chains, where all runs are short; None where their sets grow too large."""
+        if any(run.count >= MAX_LINKS for run in self.runs):
+            return None
+        minimisation = self.minimisation
+        chains = [
+            ChainRun(points=run, chain=minimisation.chains[number], outside=minimisation.outside(number))
+            for number, run in enumerate(self.runs)
+        ]
+        sizes = {v: size for factor in self.outer for v, size in zip(factor.scope, factor.sizes, strict=True)}
+        for number in range(len(self.runs)):
+            sizes.update(zip(minimisation.chain_scope(number), minimisation.chain_shape(number), strict=True))
+        try:
+            found, ns = solve_chains(self.outer, sizes, chains, self.weights, self.limit_bytes, self._ceiling)
+        except WidthError:
+            return None
+        return found, reach_ns if found is None else min(ns, reach_ns)
 
 
 def _around_middle(chain: Chain, outside: np.ndarray) -> np.ndarray:

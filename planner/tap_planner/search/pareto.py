@@ -129,7 +129,7 @@ def _add(wide: ParetoFactor, narrow: ParetoFactor, sizes: Mapping[int, int]) -> 
     )
 
 
-def _drop(factor: ParetoFactor, variable: int) -> ParetoFactor:
+def drop(factor: ParetoFactor, variable: int) -> ParetoFactor:
     """Merge the cells that differ in one variable."""
     axis = factor.scope.index(variable)
     scope = factor.scope[:axis] + factor.scope[axis + 1 :]
@@ -148,7 +148,7 @@ def _drop(factor: ParetoFactor, variable: int) -> ParetoFactor:
     )
 
 
-def _within(factor: ParetoFactor, rest: np.ndarray, time: int, memory: int, ceiling: int) -> ParetoFactor:
+def within(factor: ParetoFactor, rest: np.ndarray, time: int, memory: int, ceiling: int) -> ParetoFactor:
     """Only the pairs whose weighted cost, with the least cost of the rest, stays at or below the ceiling."""
     cost = factor.ns * time + factor.num_bytes * memory + rest.reshape(-1)[factor.cell]
     kept = np.flatnonzero(cost <= ceiling)
@@ -186,7 +186,7 @@ def pareto_eliminate(
         active = [f for f in active if variable not in f.scope]
         neighbours = tuple(sorted({v for f in mine for v in f.scope} - {variable}))
         joined = join(mine, (*neighbours, variable), sizes)
-        active.append(_within(_drop(joined, variable), rest, *weights, ceiling))
+        active.append(within(drop(joined, variable), rest, *weights, ceiling))
     return tuple(active)
 
 
@@ -203,4 +203,4 @@ def pareto_join(
     Raises:
         WidthError: too many pairs.
     """
-    return _within(join(factors, guide.keep, sizes), outside, *weights, ceiling)
+    return within(join(factors, guide.keep, sizes), outside, *weights, ceiling)
