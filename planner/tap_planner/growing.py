@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["Grown", "enlarged", "fewest_nodes"]
 
 T = TypeVar("T")
+MOST_NODES = 16_384
+"""Clusters of more nodes are not thought of: whoever needs them has a wrong size in the model."""
 MOST_TIMES = 64
 """More than so many times the nodes that seem needed are not looked at."""
 
@@ -97,7 +99,8 @@ def fewest_nodes(
     """
     nodes = prepared.cluster.levels[-1].size
     start = max(nodes + 1, -(-least_bytes * nodes // max(limit_bytes, 1)))
-    counts = [count for count in range(start, MOST_TIMES * start) if _keeps_batch(prepared, count)]
+    most = min(MOST_TIMES * start, MOST_NODES + 1)
+    counts = [count for count in range(start, most) if _keeps_batch(prepared, count)]
     if prepared.options.mesh is not None:
         counts = [count for count in counts if count % nodes == 0]
     failed, step = -1, 0
