@@ -47,7 +47,7 @@ LOOSE: dict[str, dict[str, Any]] = {
     "--replicate": {"constraints": ()},
     "--target": {"target": None},
 }
-FAST = ("memory", "microbatches")
+FAST = ("microbatches",)
 TOGETHER = ("--max-memory", "283000B", "--mesh", "dp=4", "--recompute", "none", "--microbatches", "1")
 
 

@@ -124,10 +124,20 @@ class FreeSpace:
             for parameter in decisions.parameters
             if parameter.trainable and parameter.data_axes and math.prod(parameter.shape) >= storage.SMALL_ELEMENTS
         )
-        options = range(len(self.configuration.settings.zeros))
-        if len(options) ** len(groups) > self.budget:
+        options = [self._settings_of(mask) for _, mask in groups]
+        if math.prod(len(places) for places in options) > self.budget:
             raise TooManyError
-        return [dict(zip(groups, c, strict=True)) for c in itertools.product(options, repeat=len(groups))]
+        return [dict(zip(groups, c, strict=True)) for c in itertools.product(*options)]
+
+    def _settings_of(self, mask: int) -> list[int]:
+        """Settings that do what they say where the data axes are these: a level shards over some of them."""
+        settings = list(enumerate(self.configuration.settings.zeros))
+        sharding = [
+            place
+            for place, zero in settings
+            if zero.level == 0 or zero.axes is None or any(mask >> axis & 1 for axis in zero.axes)
+        ]
+        return sharding or [place for place, _ in settings]
 
     def _group(self, parameter: str) -> int:
         space = self.model.space

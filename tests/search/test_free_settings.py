@@ -253,7 +253,7 @@ def test_prices_split_in_two(graph: Graph, drawn: Drawn) -> None:
 
 @pytest.mark.full
 @given(st.one_of(repeated_graphs(3), GRAPHS), DRAWN)
-@settings(max_examples=1500, suppress_health_check=CHECKS, phases=PHASES)
+@settings(max_examples=60, suppress_health_check=CHECKS, phases=PHASES)
 def test_many_repeated_blocks(graph: Graph, drawn: Drawn) -> None:
     """Two and three repeats, over all settings."""
     check(graph, drawn, 1000)
@@ -261,7 +261,7 @@ def test_many_repeated_blocks(graph: Graph, drawn: Drawn) -> None:
 
 @pytest.mark.full
 @given(small_graphs(4), DRAWN)
-@settings(max_examples=1500, suppress_health_check=CHECKS, phases=PHASES)
+@settings(max_examples=60, suppress_health_check=CHECKS, phases=PHASES)
 def test_many_small_graphs(graph: Graph, drawn: Drawn) -> None:
     """Graphs without repeats."""
     check(graph, drawn, 600)

@@ -24,7 +24,7 @@ from tap_planner.search.weighting import PartTables
 
 MAX_SET_STATES = 5
 """Destinations of a shared tensor up to which all their subsets are enumerated in the exact stage."""
-MAX_SET_VALUES = 8192
+MAX_SET_VALUES = 1024
 """Values that a set variable may have."""
 
 Destination = tuple[int, int]
@@ -47,39 +47,7 @@ class _Use(enum.IntEnum):
     """Until backward."""
     AGAIN = 3
     """By one region only, which makes it again when it runs again as a whole. This and all larger numbers: by which
-    (``_Coding``)."""
-
-
-class _Detail(enum.IntEnum):
-    """How precise the values of a set variable are; the later ones are fewer, and make the tables lower bounds."""
-
-    OWNERS = 0
-    """AGAIN says by whom."""
-    SOME_OWNER = 1
-    """AGAIN stands for any region: several may take it."""
-    NO_OWNER = 2
-    """AGAIN is not told from PASSING: that it takes time is left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Coding:
-    """How the uses of a destination are numbered.
-
-    Args:
-        detail: how precisely.
-        owners: all that may use a destination alone.
-    """
-
-    detail: _Detail
-    owners: tuple[_Owner, ...]
-
-    def code(self, use: _Use, owner: _Owner) -> int:
-        """The number of a use by an owner."""
-        if use is not _Use.AGAIN or self.detail is _Detail.SOME_OWNER:
-            return int(use)
-        if self.detail is _Detail.NO_OWNER:
-            return int(_Use.PASSING)
-        return int(use) + self.owners.index(owner)
+    (``SetVariables``)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +56,8 @@ class _Values:
 
     destinations: tuple[Destination, ...]
     uses: np.ndarray
-    """[values, destinations] ``_Use``, as ``coding`` has it."""
-    coding: _Coding
+    """[values, destinations] ``_Use``, plus, where it is AGAIN, the place of the owner."""
+    owners: tuple[_Owner, ...]
     source: np.ndarray
     """[values] whether the producer's own copy is held for regions that run again as a whole."""
 
@@ -133,20 +101,33 @@ class SetVariables:
     # -- values ------------------------------------------------------------------------------------------------
 
     def _possible(self, term: Term) -> _Values:
-        """The values of a term, as precise as their number allows."""
-        uses, sources = self._uses(term)
+        uses: dict[Destination, set[_Use]] = {}
+        owners: dict[Destination, set[_Owner]] = {}
+        sources = {False}
+        for slot in term.slots:
+            values = self._domains.alive(slot.variable)
+            wanted = set(zip(slot.destination[values].tolist(), slot.gradient[values].tolist(), strict=True))
+            ways = [_allowed_uses(term, slot, policy) for policy in self._all_policies(slot)]
+            for destination in wanted:
+                uses.setdefault(destination, set()).update(*(allowed for allowed, _ in ways))
+                if any(_Use.AGAIN in allowed for allowed, _ in ways):
+                    owners.setdefault(destination, set()).add(self._owner_of(slot))
+            sources = _both(sources, {source for _, source in ways})
         if len(uses) > MAX_SET_STATES:
             raise WidthError(f"{len(uses)} destinations of a shared tensor")
         destinations = tuple(sorted(uses))
-        owners = {owner for found in uses.values() for use, owner in found if use is _Use.AGAIN}
-        ordered = tuple(sorted(owners, key=lambda owner: (owner[0].value, owner[1])))
-        for detail in _Detail:
-            coding = _Coding(detail, ordered)
-            options = [{coding.code(use, owner) for use, owner in uses[key]} | {int(_Use.NONE)} for key in destinations]
-            if math.prod(len(option) for option in options) * len(sources) <= MAX_SET_VALUES:
-                break
-        else:
-            raise WidthError("too many ways to use the destinations of a shared tensor")
+        numbers = tuple(sorted(set().union(*owners.values()), key=lambda owner: (owner[0].value, owner[1])))
+        options = [
+            (
+                _Use.NONE,
+                *(use for use in sorted(uses[key]) if use < _Use.AGAIN),
+                *(_Use.AGAIN + numbers.index(owner) for owner in owners.get(key, ())),
+            )
+            for key in destinations
+        ]
+        entries = math.prod(len(option) for option in options) * len(sources)
+        if entries > MAX_SET_VALUES:
+            raise WidthError(f"{entries} ways to use the destinations of a shared tensor")
         num_regions = len({slot.region for slot in term.slots})
         found = [
             (chosen, source)
@@ -155,21 +136,7 @@ class SetVariables:
             if any(chosen) and not _too_few(chosen, num_regions)
         ]
         uses_of = np.array([chosen for chosen, _ in found], dtype=np.int64)
-        return _Values(destinations, uses_of, coding, np.array([source for _, source in found], dtype=bool))
-
-    def _uses(self, term: Term) -> tuple[dict[Destination, set[tuple[_Use, _Owner]]], set[bool]]:
-        """How each destination may be used, and by whom; whether the producer's own copy is held."""
-        uses: dict[Destination, set[tuple[_Use, _Owner]]] = {}
-        sources = {False}
-        for slot in term.slots:
-            values = self._domains.alive(slot.variable)
-            wanted = set(zip(slot.destination[values].tolist(), slot.gradient[values].tolist(), strict=True))
-            ways = [_allowed_uses(term, slot, policy) for policy in self._all_policies(slot)]
-            possible = {(use, self._owner_of(slot)) for allowed, _ in ways for use in allowed}
-            for destination in wanted:
-                uses.setdefault(destination, set()).update(possible)
-            sources = _both(sources, {source for _, source in ways})
-        return uses, sources
+        return _Values(destinations, uses_of, numbers, np.array([source for _, source in found], dtype=bool))
 
     def _owner_of(self, slot: Slot) -> _Owner:
         """The part that a reader stands in."""
@@ -225,7 +192,9 @@ class SetVariables:
             keys = zip(slot.destination[values].tolist(), slot.gradient[values].tolist(), strict=True)
             column = np.array([sets.destinations.index(key) for key in keys])
             uses, source = _allowed_uses(term, slot, policy)
-            possible = sorted(sets.coding.code(use, owner) for use in uses)
+            possible = [int(use) for use in sorted(uses) if use < _Use.AGAIN]
+            if _Use.AGAIN in uses and owner in sets.owners:
+                possible.append(_Use.AGAIN + sets.owners.index(owner))
             allowed &= np.isin(sets.uses, possible)[:, column]
             if source:
                 allowed &= sets.source[:, None]
