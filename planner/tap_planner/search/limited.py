@@ -262,6 +262,8 @@ class LimitedSearch:
         """Let the master close the gap between the bound and what is known."""
         if self._limit is None:
             return
+        if self.best is None:  # at the least memory that there is, all but the exact minimisation may miss it
+            self._take(self._solver.optimum(Weights(0, 1)))
         ceiling = self._known_ceiling()
         if ceiling <= self.bound_ns:
             return
