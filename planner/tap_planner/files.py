@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files of users: texts that are read, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tap_planner.errors import TapError
+
+
+def read_text(path: Path | str, what: str, error: type[TapError], hint: str) -> str:
+    """Read a text in UTF-8.
+
+    Args:
+        path: the file.
+        what: what it is, as messages call it.
+        error: raised where the file cannot be read.
+        hint: what to do then.
+
+    Raises:
+        TapError: of class ``error``.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8 text"
+        raise error(f"{path}: {what} cannot be read: {reason}", hint=hint) from problem
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object], error: type[TapError], hint: str) -> None:

@@ -10,13 +10,13 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from tap_planner.apply import LockstepCommunicator, RandomWeights, synthetic_inputs, verify_program
+from tap_planner.apply import synthetic_inputs
 from tap_planner.apply.reference import run_reference
 from tap_planner.apply.weights import StoredWeights
 from tap_planner.graph import BindOptions, Graph, LossOptions, ModelFile, WeightReader, bind, load_model
 from tap_planner.operators import rule_of
-from tap_planner.program import lower
 from tap_planner.sharding import block_hints, enumerate_strategies
+from tests.apply.lockstep_runs import verified
 from tests.apply.random_plans import RandomPlan
 from tests.graph.models import DATA, saved, symbols
 
@@ -120,9 +120,8 @@ def test_outputs_are_those_of_onnxruntime(name: str, tmp_path: Path) -> None:
 
 def _verify(graph: Graph, mesh_shape: tuple[int, ...], seed: int) -> None:
     decisions = RandomPlan(graph, mesh_shape, seed, loss_kind="mean").build()
-    communicator = LockstepCommunicator(mesh_shape)
-    report = verify_program(lower(graph, decisions), communicator, RandomWeights(graph), _inputs(graph))
-    assert report is not None and report.passed, "\n".join(report.lines() if report else ())
+    report = verified(graph, decisions, _inputs(graph))
+    assert report.passed, "\n".join(report.lines())
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -16,6 +16,7 @@ from tap_planner.operators import rule_of
 from tap_planner.plan import Decisions
 from tap_planner.program import lower
 from tap_planner.sharding import enumerate_strategies
+from tests.apply.lockstep_runs import verified
 from tests.apply.random_plans import RandomPlan
 from tests.graph.models import DATA, saved
 
@@ -31,9 +32,8 @@ def _bound(path: Path, *, training: bool, **dims: int) -> Graph:
 
 def _verified(graph: Graph, mesh_shape: tuple[int, ...], seed: int) -> Decisions:
     decisions = RandomPlan(graph, mesh_shape, seed, loss_kind="mean").build()
-    communicator = LockstepCommunicator(mesh_shape)
-    report = verify_program(lower(graph, decisions), communicator, RandomWeights(graph), synthetic_inputs(graph))
-    assert report is not None and report.passed, "\n".join(report.lines() if report else ())
+    report = verified(graph, decisions)
+    assert report.passed, "\n".join(report.lines())
     return decisions
 
 

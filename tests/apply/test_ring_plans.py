@@ -14,11 +14,8 @@ import pytest
 from tap_planner.apply import (
     ApplyJob,
     LockstepCommunicator,
-    RandomWeights,
-    VerificationReport,
     apply_job,
     synthetic_inputs,
-    verify_program,
 )
 from tap_planner.apply.communicator import Axes, Bundle
 from tap_planner.cluster import load_cluster
@@ -27,6 +24,7 @@ from tap_planner.graph import BindOptions, Graph, LossOptions, ModelFile, bind
 from tap_planner.plan import Decisions
 from tap_planner.program import Collective, Phase, collectives, lower
 from tap_planner.simulate import price_program
+from tests.apply.lockstep_runs import calls_by_phase, listed, verified
 from tests.apply.sequence_plans import SequencePlan, sequence_factors
 from tests.graph.models import data_model, saved, symbols
 from tests.search.test_rings import attention as small_attention
@@ -93,28 +91,17 @@ def inputs_of(graph: Graph) -> dict[str, np.ndarray]:
     return inputs
 
 
-def verified(graph: Graph, decisions: Decisions) -> VerificationReport:
-    """The report on one lockstep run."""
-    communicator = LockstepCommunicator(decisions.mesh_shape)
-    report = verify_program(lower(graph, decisions), communicator, RandomWeights(graph), inputs_of(graph))
-    assert report is not None
-    return report
-
-
 def exchanges_of(graph: Graph, decisions: Decisions) -> tuple[Collective, ...]:
     """The steps of rings that a plan lists."""
-    return tuple(found for found in collectives(lower(graph, decisions)) if found.kind == "ring_exchange")
+    return listed(graph, decisions, "ring_exchange")
 
 
 def check(graph: Graph, plan: SequencePlan) -> Counter[Phase]:
     """Verifies a plan; returns the number of exchanges by phase."""
     decisions = plan.build()
-    report = verified(graph, decisions)
+    report = verified(graph, decisions, inputs_of(graph))
     assert report.passed, "\n".join(report.lines())
-    found: Counter[Phase] = Counter()
-    for entry in exchanges_of(graph, decisions):
-        found[entry.phase] += entry.count
-    return found
+    return calls_by_phase(exchanges_of(graph, decisions))
 
 
 def _check_seeds(graph: Graph, seeds: Sequence[int], recompute: str = "none") -> Counter[Phase]:
@@ -141,7 +128,7 @@ def test_the_whole_model_runs_with_the_sequence_split(name: str, attention: str)
     rings = [decision for decision in decisions.operators if "ring" in decision.strategy]
     assert bool(rings) == (attention == "ring")
     assert bool(exchanges_of(graph, decisions)) == bool(rings)
-    report = verified(graph, decisions)
+    report = verified(graph, decisions, inputs_of(graph))
     assert report.passed, "\n".join(report.lines())
 
 
@@ -194,7 +181,7 @@ def test_a_lost_exchange_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return [tuple(part * 0 for part in bundle) for bundle in real(self, parts, axes)]
 
     monkeypatch.setattr(LockstepCommunicator, "ring_exchange", losing)
-    findings = verified(graph, decisions).findings
+    findings = verified(graph, decisions, inputs_of(graph)).findings
     assert any(finding.startswith("output ") for finding in findings)
     assert any(finding.startswith("gradient ") for finding in findings)
 

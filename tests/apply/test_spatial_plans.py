@@ -12,37 +12,22 @@ import pytest
 from tap_planner.apply import (
     ApplyJob,
     LockstepCommunicator,
-    RandomWeights,
-    VerificationReport,
     apply_job,
-    synthetic_inputs,
-    verify_program,
 )
 from tap_planner.apply.communicator import FromNeighbours
 from tap_planner.graph import BindOptions, Graph, LossOptions, bind, load_model
 from tap_planner.plan import Decisions
-from tap_planner.program import Collective, Phase, collectives, lower
+from tap_planner.program import Collective, Phase
+from tests.apply.lockstep_runs import calls_by_phase, listed, verified
 from tests.apply.spatial_models import SpatialPlan, spatial_graph, spatial_model
 
 _MESHES = ((1, 2), (2, 2), (1, 4))
 _SIZES = ((16, 8), (8, 12), (24,), (8, 4, 6))
 
 
-def verified(graph: Graph, decisions: Decisions) -> VerificationReport:
-    """The report on one lockstep run."""
-    report = verify_program(
-        lower(graph, decisions),
-        LockstepCommunicator(decisions.mesh_shape),
-        RandomWeights(graph),
-        synthetic_inputs(graph),
-    )
-    assert report is not None
-    return report
-
-
 def exchanges_of(graph: Graph, decisions: Decisions) -> tuple[Collective, ...]:
     """The exchanges that a plan lists."""
-    return tuple(found for found in collectives(lower(graph, decisions)) if found.kind == "halo_exchange")
+    return listed(graph, decisions, "halo_exchange")
 
 
 def check(seed: int, size: tuple[int, ...], mesh_shape: tuple[int, ...], recompute: str = "none") -> Counter[Phase]:
@@ -51,10 +36,7 @@ def check(seed: int, size: tuple[int, ...], mesh_shape: tuple[int, ...], recompu
     decisions = SpatialPlan(graph, mesh_shape, seed, recompute=recompute).build()
     report = verified(graph, decisions)
     assert report.passed, "\n".join(report.lines())
-    found: Counter[Phase] = Counter()
-    for entry in exchanges_of(graph, decisions):
-        found[entry.phase] += entry.count
-    return found
+    return calls_by_phase(exchanges_of(graph, decisions))
 
 
 @pytest.mark.parametrize("mesh_shape", _MESHES, ids=str)

@@ -23,6 +23,7 @@ from tap_planner.cluster.parts import (
 from tap_planner.cluster.types import LIBRARIES, MAX_DEVICES, Cluster, Device, Level, NodeGroup
 from tap_planner.cluster.units import MEMORY
 from tap_planner.errors import ClusterError
+from tap_planner.files import read_text
 
 _SHORTHAND = re.compile(r"([0-9]+)x([0-9]+)(?::(.*))?")
 _KEYS = (
@@ -53,14 +54,8 @@ def load_cluster(source: str | Path) -> Cluster:
     shorthand = _SHORTHAND.fullmatch(source) if isinstance(source, str) else None
     if shorthand is not None:
         return _from_shorthand(str(source), shorthand)
-    try:
-        text = Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ClusterError(
-            f"{source}: the cluster file cannot be read: {reason}",
-            hint="Give a cluster.yaml, or NODESxDEVICES:DEVICE as 4x8:h100-sxm5-80gb.",
-        ) from error
+    hint = "Give a cluster.yaml, or NODESxDEVICES:DEVICE as 4x8:h100-sxm5-80gb."
+    text = read_text(source, "the cluster file", ClusterError, hint)
     return parse_cluster(text, file=str(source))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tap_planner.errors import CustomRuleError
+from tap_planner.files import read_text
 from tap_planner.operators.custom import RULE_KEYS, CustomRule, RuleProblemError, custom_rule
 from tap_planner.operators.registry import known_types
 from tap_planner.operators.types import ComputeKind, FactorKind
@@ -32,13 +33,7 @@ def load_custom_rules(paths: Sequence[Path]) -> tuple[CustomRule, ...]:
     """
     rules: dict[str, CustomRule] = {}
     for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise CustomRuleError(
-                f"{path}: the file of custom rules cannot be read: {reason}", hint="Check the path after --custom-rule."
-            ) from error
+        text = read_text(path, "the file of custom rules", CustomRuleError, "Check the path after --custom-rule.")
         for rule in parse_custom_rules(text, file=str(path)):
             if rule.type in rules:
                 raise CustomRuleError(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tap_planner.errors import TapError, UsageError
+from tap_planner.files import read_text
 from tap_planner.plan.rules import Constraint, parse_rule, replicate_rule
 from tap_planner.yaml_entries import YamlEntry, compose
 
@@ -24,13 +25,7 @@ def load_constraints(paths: Sequence[Path]) -> tuple[Constraint, ...]:
     """
     rules: list[Constraint] = []
     for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise UsageError(
-                f"{path}: the file of constraints cannot be read: {reason}", hint="Check the path after --constraints."
-            ) from error
+        text = read_text(path, "the file of constraints", UsageError, "Check the path after --constraints.")
         rules.extend(parse_constraints(text, file=path.name))
     return tuple(rules)
 

@@ -27,7 +27,7 @@ from tap_planner.sharding import (
     Placements,
     Step,
     apply_step,
-    local_shape,
+    local_elements,
     operand_passes,
     parse_choice,
     step_elements,
@@ -138,7 +138,7 @@ def local_operands(program: Program, index: int) -> tuple[int, ...]:
     shape = program.decisions.mesh_shape
     passes = operand_passes(rule_of(operator.signature), _choices(program, index), shape)
     return tuple(
-        0 if operand is None or given is None else times * math.prod(local_shape(operand.shape, given.placement, shape))
+        0 if operand is None or given is None else times * local_elements(operand.shape, given.placement, shape)
         for operand, given, times in zip(operator.signature.inputs, decision.inputs, passes, strict=True)
     )
 

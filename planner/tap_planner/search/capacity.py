@@ -14,7 +14,7 @@ from tap_planner.cluster import Cluster
 from tap_planner.cost import ComputeModel, operator_times_ns
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.operators import ComputeKind, OperatorSignature, TensorType, record_of, rule_of
-from tap_planner.search.space import made_gradients
+from tap_planner.schedule import made_gradients
 
 LARGEST_WHOLE = 1 << 54
 """Most bytes, and most nanoseconds, of the whole graph on one device: twelfths of sums of them stay in 64 bits."""

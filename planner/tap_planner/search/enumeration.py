@@ -20,6 +20,12 @@ MAX_MICROBATCHES = 128
 """Largest microbatch count that the search tries by itself."""
 
 
+def may_be_tried(microbatches: int, batch: int) -> bool:
+    """Whether the search tries a microbatch count by itself: all divisors of the batch up to 16, then powers of two."""
+    few = microbatches <= 16 or (microbatches <= MAX_MICROBATCHES and microbatches & (microbatches - 1) == 0)
+    return few and batch % microbatches == 0
+
+
 class SearchSpace:
     """Meshes, settings and microbatch counts of a request, with the models that are built for them.
 
@@ -61,8 +67,7 @@ class SearchSpace:
                 + (f" and {len(obstacles) - 1} more" if len(obstacles) > 1 else "")
             )
             return (1,)
-        top = min(request.batch, MAX_MICROBATCHES)
-        return tuple(k for k in range(1, top + 1) if request.batch % k == 0 and (k <= 16 or k & (k - 1) == 0))
+        return tuple(k for k in range(1, MAX_MICROBATCHES + 1) if may_be_tried(k, request.batch))
 
     def _check_sizes(self) -> None:
         """Answer at once where sizes leave no doubt, and refuse what tables cannot count."""

@@ -20,7 +20,7 @@ from tap_planner.search.assemble import assemble
 from tap_planner.search.changes import OldPlan
 from tap_planner.search.configuration import Configuration, Recompute, Settings, zero_settings
 from tap_planner.search.distance import Distance, WidenedModel
-from tap_planner.search.enumeration import MAX_MICROBATCHES
+from tap_planner.search.enumeration import may_be_tried
 from tap_planner.search.fewer import request_on
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.obstacles import find_obstacles
@@ -138,8 +138,7 @@ class _Search:
             elif count == 1 or not request.training:
                 allowed = count == 1
             else:
-                few = count <= 16 or (count <= MAX_MICROBATCHES and count & (count - 1) == 0)
-                allowed = few and request.batch % count == 0 and not map_batch(request.folded(1).graph).obstacles
+                allowed = may_be_tried(count, request.batch) and not map_batch(request.folded(1).graph).obstacles
             if allowed:
                 yield count
 

@@ -14,6 +14,7 @@ from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph, Operator, ParameterRead, Tensor, TensorKind
 from tap_planner.operators import TensorType, kept_for_backward, record_of, rule_of
+from tap_planner.schedule import made_gradients
 from tap_planner.search.conflicts import no_strategy
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.redistributions import RedistributionTable
@@ -27,7 +28,7 @@ from tap_planner.sharding import (
     dual_placements,
     enumerate_strategies,
     fits,
-    local_shape,
+    local_elements,
     stored_placements,
 )
 
@@ -181,10 +182,7 @@ class ModelSpace:
 
     def local_elements(self, shape: tuple[int, ...], placements: Placements) -> int:
         """Elements of the largest local part."""
-        count = 1
-        for size in local_shape(shape, placements, self.mesh_shape):
-            count *= size
-        return count
+        return local_elements(shape, placements, self.mesh_shape)
 
     def kept(self, operator: Operator) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Operands and outputs that the operator keeps for backward."""
@@ -324,16 +322,3 @@ __all__ = [
     "ParameterState",
     "storage_of_operand",
 ]
-
-
-def made_gradients(graph: Graph, operator: Operator) -> tuple[bool, ...]:
-    """Per operand, whether the operator's backward makes its gradient."""
-    if not any(graph.tensors[name].requires_gradient for name in operator.outputs):
-        return tuple(False for _ in operator.inputs)
-    differentiable = record_of(operator.signature).differentiable_operands
-    return tuple(
-        name is not None
-        and graph.tensors[name].requires_gradient
-        and (differentiable is None or position in differentiable)
-        for position, name in enumerate(operator.inputs)
-    )

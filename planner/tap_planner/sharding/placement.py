@@ -204,6 +204,11 @@ def local_shape(
     return tuple(result)
 
 
+def local_elements(shape: tuple[int, ...], placements: Placements, mesh_shape: tuple[int, ...]) -> int:
+    """Elements of the largest part, that of the rank at coordinate 0 of every axis (see ``local_shape``)."""
+    return math.prod(local_shape(shape, placements, mesh_shape))
+
+
 @lru_cache(maxsize=1 << 18)
 def fits(shape: tuple[int, ...], placements: Placements, mesh_shape: tuple[int, ...]) -> bool:
     """Whether a tensor of this shape can have these placements."""

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tap_planner.cluster import Cluster, Mesh, MeshAxis
+from tap_planner.cluster import Cluster
 from tap_planner.cost import (
-    CollectiveModel,
-    ComputeModel,
-    operator_times_ns,
-    optimizer_ns,
     parameter_memory,
     shard_elements,
     unsharded_bytes,
 )
 from tap_planner.graph import TensorKind
 from tap_planner.operators import CACHE_OPERAND, OUTPUT
-from tap_planner.plan import OperatorDecision, ParameterDecision
+from tap_planner.plan import ParameterDecision
 from tap_planner.program import (
     Compute,
     GatherParameters,
@@ -32,12 +28,10 @@ from tap_planner.program import (
     ReduceGradients,
     ReduceShards,
     UpdateParameters,
-    instruction_collectives,
-    local_factor_sizes,
-    local_operands,
 )
 from tap_planner.schedule import BUCKET_ELEMENTS
-from tap_planner.sharding import Placements, local_shape
+from tap_planner.sharding import Placements, local_elements
+from tap_planner.simulate.durations import Durations
 from tap_planner.simulate.holding import first_regions, held_for_backward, working_regions
 
 
@@ -87,10 +81,8 @@ class _Pricing:
         self.program = program
         self.decisions = program.decisions
         self.mesh_shape = program.decisions.mesh_shape
-        mesh = Mesh(axes=tuple(MeshAxis(name=axis.name, size=axis.size) for axis in program.decisions.axes))
-        self.compute = ComputeModel(cluster.device, program.decisions.precision)
-        self.collectives = CollectiveModel(cluster, mesh)
-        self.device = cluster.device
+        self.durations = Durations(program, cluster)
+        self.compute, self.collectives = self.durations.compute, self.durations.links
         self.parameters = {parameter.name: parameter for parameter in program.decisions.parameters}
 
     def price(self) -> Price:
@@ -98,7 +90,8 @@ class _Pricing:
         for instruction in self.program.microbatch:
             kind, ns = self._instruction(instruction)
             totals[kind] += ns * self.decisions.microbatches
-            totals["communication"] += self._internal(instruction) * self.decisions.microbatches
+            if isinstance(instruction, Compute):
+                totals["communication"] += self._collectives_ns(instruction) * self.decisions.microbatches
         for instruction in self.program.step:
             kind, ns = self._instruction(instruction)
             totals[kind] += ns
@@ -119,12 +112,10 @@ class _Pricing:
     def _instruction(self, instruction: Instruction) -> tuple[str, int]:
         match instruction:
             case Compute(phase=phase, operator=index):
-                return "compute", self._operator_ns(index, backward=phase is Phase.BACKWARD)
+                forward_ns, backward_ns = self.durations.operator_ns(index)
+                return "compute", backward_ns if phase is Phase.BACKWARD else forward_ns
             case Redistribute():
-                total = 0
-                for _, kind, axes, elements, dtype in instruction_collectives(self.program, instruction):
-                    total += self.collectives.cost(kind, axes, self.compute.tensor_bytes(dtype, elements)).ns
-                return "communication", total
+                return "communication", self._collectives_ns(instruction)
             case GatherParameters(bucket=number):
                 return "gradient", self._bucket_ns("all_gather", number)
             case GatherUpdated(bucket=number):
@@ -135,43 +126,16 @@ class _Pricing:
             case ReduceShards(bucket=number):
                 return "gradient", self._shards_ns(number)
             case UpdateParameters():
-                return "optimizer", sum(self._optimizer_ns(p) for p in self.decisions.parameters if p.trainable)
+                return "optimizer", self.durations.update_ns()
             case _:
                 return "compute", 0
 
-    def _internal(self, instruction: Instruction) -> int:
-        """Collectives that an operator itself issues."""
-        if not isinstance(instruction, Compute):
-            return 0
-        return sum(
-            self.collectives.cost(kind, axes, self.compute.tensor_bytes(dtype, elements)).ns
-            for _, kind, axes, elements, dtype in instruction_collectives(self.program, instruction)
-        )
-
-    def _elements(self, shape: tuple[int, ...], placements: Placements) -> int:
-        count = 1
-        for size in local_shape(shape, placements, self.mesh_shape):
-            count *= size
-        return count
-
-    def _operator_ns(self, index: int, *, backward: bool) -> int:
-        operator = self.program.graph.operators[index]
-        decision = self.decisions.operators[index]
-        forward_ns, backward_ns = operator_times_ns(
-            self.compute,
-            operator.signature,
-            factor_sizes=local_factor_sizes(self.program, index),
-            input_elements=local_operands(self.program, index),
-            output_elements=[
-                self._elements(output.shape, given.placement)
-                for output, given in zip(operator.signature.outputs, decision.outputs, strict=True)
-            ],
-            requires_gradient=_requires_gradient(decision),
-        )
-        return backward_ns if backward else forward_ns
+    def _collectives_ns(self, instruction: Instruction) -> int:
+        """What an instruction issues, one after the other."""
+        return sum(busy.ns for busy in self.durations.collectives(instruction))
 
     def _local_elements(self, parameter: ParameterDecision) -> int:
-        return self._elements(parameter.shape, parameter.placement)
+        return local_elements(parameter.shape, parameter.placement, self.mesh_shape)
 
     def _shards(self, parameter: ParameterDecision) -> int:
         shards = 1
@@ -196,16 +160,6 @@ class _Pricing:
             shard = shard_elements(self._local_elements(self.parameters[name]), bucket.zero_axes, self.mesh_shape)
             total += self.collectives.rate_ns("all_reduce", bucket.rest_axes, shard * element_bytes)
         return total
-
-    def _optimizer_ns(self, parameter: ParameterDecision) -> int:
-        return optimizer_ns(
-            self._local_elements(parameter),
-            shards=self._shards(parameter),
-            zero_level=parameter.zero_level,
-            precision=self.decisions.precision,
-            optimizer=self.decisions.optimizer,
-            device=self.device,
-        )
 
     def _parameter_memory(self, parameter: ParameterDecision) -> tuple[int, int, int]:
         return parameter_memory(
@@ -274,8 +228,4 @@ class _Pricing:
 
     def _tensor_bytes(self, name: str, placements: Placements) -> int:
         tensor = self.program.graph.tensors[name].type
-        return self.compute.tensor_bytes(tensor.dtype, self._elements(tensor.shape, placements))
-
-
-def _requires_gradient(decision: OperatorDecision) -> tuple[bool, ...]:
-    return tuple(operand is not None and operand.gradient is not None for operand in decision.inputs)
+        return self.compute.tensor_bytes(tensor.dtype, local_elements(tensor.shape, placements, self.mesh_shape))

@@ -5,8 +5,15 @@ from __future__ import annotations
 from tap_planner.cluster import Cluster, Mesh, MeshAxis
 from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns, optimizer_ns
 from tap_planner.plan import OperatorDecision, ParameterDecision
-from tap_planner.program import Instruction, Program, instruction_collectives, local_factor_sizes, local_operands
-from tap_planner.sharding import Placements, local_shape
+from tap_planner.program import (
+    Instruction,
+    Program,
+    instruction_collectives,
+    local_factor_sizes,
+    local_operands,
+    made_gradients,
+)
+from tap_planner.sharding import local_elements
 from tap_planner.simulate.overlap import Busy
 
 
@@ -22,9 +29,11 @@ class Durations:
         decisions = program.decisions
         self._program = program
         self._mesh_shape = decisions.mesh_shape
-        self._compute = ComputeModel(cluster.device, decisions.precision)
+        self.compute = ComputeModel(cluster.device, decisions.precision)
+        """Costs of operators, and sizes of tensors."""
         axes = tuple(MeshAxis(name=axis.name, size=axis.size) for axis in decisions.axes)
-        self._collectives = CollectiveModel(cluster, Mesh(axes=axes))
+        self.links = CollectiveModel(cluster, Mesh(axes=axes))
+        """Costs of collectives."""
         self._levels = [frozenset(axis.levels) for axis in decisions.axes]
         self._operators: dict[object, tuple[int, int]] = {}
 
@@ -32,7 +41,7 @@ class Durations:
         """The collectives that an instruction issues, each with the levels whose links it uses."""
         found: list[Busy] = []
         for _, kind, axes, elements, dtype in instruction_collectives(self._program, instruction):
-            ns = self._collectives.cost(kind, axes, self._compute.tensor_bytes(dtype, elements)).ns
+            ns = self.links.cost(kind, axes, self.compute.tensor_bytes(dtype, elements)).ns
             found.append(Busy(ns, frozenset[str]().union(*(self._levels[axis] for axis in axes))))
         return tuple(found)
 
@@ -42,15 +51,15 @@ class Durations:
         key = (operator.signature, decision.strategy, *_placements(decision))
         if key not in self._operators:
             self._operators[key] = operator_times_ns(
-                self._compute,
+                self.compute,
                 operator.signature,
                 factor_sizes=local_factor_sizes(self._program, index),
                 input_elements=local_operands(self._program, index),
                 output_elements=[
-                    self._elements(output.shape, given.placement)
+                    local_elements(output.shape, given.placement, self._mesh_shape)
                     for output, given in zip(operator.signature.outputs, decision.outputs, strict=True)
                 ],
-                requires_gradient=[operand is not None and operand.gradient is not None for operand in decision.inputs],
+                requires_gradient=made_gradients(decision),
             )
         return self._operators[key]
 
@@ -63,19 +72,13 @@ class Durations:
         for axis in parameter.zero_axes:
             shards *= self._mesh_shape[axis]
         return optimizer_ns(
-            self._elements(parameter.shape, parameter.placement),
+            local_elements(parameter.shape, parameter.placement, self._mesh_shape),
             shards=shards,
             zero_level=parameter.zero_level,
             precision=self._program.decisions.precision,
             optimizer=self._program.decisions.optimizer,
-            device=self._compute.device,
+            device=self.compute.device,
         )
-
-    def _elements(self, shape: tuple[int, ...], placements: Placements) -> int:
-        count = 1
-        for size in local_shape(shape, placements, self._mesh_shape):
-            count *= size
-        return count
 
 
 def _placements(decision: OperatorDecision) -> tuple[object, ...]:
