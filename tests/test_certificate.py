@@ -18,7 +18,7 @@ from tests.graph.models import DATA
 
 CLUSTER = "2x2:a100-sxm4-80gb"
 GPT = PlanOptions(batch=8, loss="mean", dims={"seq": 64}, mesh="dp=2,tp=2")
-LIMIT = 1_000_000
+LIMIT = 950_000
 REQUESTS = {
     "no limit": ("hm_gpt_tiny", CLUSTER, replace(GPT, max_memory_bytes="none")),
     "limit": ("hm_gpt_tiny", CLUSTER, replace(GPT, max_memory_bytes=LIMIT)),
@@ -78,8 +78,9 @@ def proof(number: int, **changes: object) -> Callable[[PlanDocument], PlanDocume
 
 
 def bounded(document: PlanDocument) -> int:
-    """Number of the first entry with a multiplier."""
-    return next(n for n, entry in enumerate(document.certificate.proof) if entry.multiplier[0])
+    """Number of the entry with a multiplier whose bound is least."""
+    entries = document.certificate.proof
+    return min((n for n, entry in enumerate(entries) if entry.multiplier[0]), key=lambda n: entries[n].bound_ns)
 
 
 def raised(document: PlanDocument) -> PlanDocument:
@@ -123,11 +124,16 @@ def dropped(document: PlanDocument) -> PlanDocument:
 
 def restrategised(document: PlanDocument) -> PlanDocument:
     """An operator whose strategy is not that of its placements."""
-    block = document.folded.blocks[0]
-    operator = next(o for o in block.operators if set(o.strategy) != {"none"})
-    operators = tuple(replace(o, strategy=("none", "none")) if o is operator else o for o in block.operators)
-    blocks = (replace(block, operators=operators), *document.folded.blocks[1:])
-    return replace(document, folded=replace(document.folded, blocks=blocks))
+    number, operator = next(
+        (number, operator)
+        for number, block in enumerate(document.folded.blocks)
+        for operator in block.operators
+        if set(operator.strategy) != {"none"}
+    )
+    blocks = list(document.folded.blocks)
+    operators = tuple(replace(o, strategy=("none", "none")) if o is operator else o for o in blocks[number].operators)
+    blocks[number] = replace(blocks[number], operators=operators)
+    return replace(document, folded=replace(document.folded, blocks=tuple(blocks)))
 
 
 @pytest.mark.parametrize(

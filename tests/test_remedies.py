@@ -22,12 +22,13 @@ from tap_planner_cli.plan import command, make_options
 DATA = Path(__file__).parent / "data"
 MODEL = DATA / "hm_gpt_tiny.onnx"
 CLUSTER = "2x2:a100-sxm4-80gb"
-GIVEN = ("--batch", "8", "--dim", "seq=16", "--precision", "fp32", "--loss", "mean")
+GIVEN = ("--batch", "8", "--precision", "fp32", "--loss", "mean")
+SHORT = ("--dim", "seq=16")
 CASES: dict[str, tuple[str, ...]] = {
     "memory": ("--max-memory", "250000B", "--mesh", "dp=4"),
     "recompute": ("--recompute", "none", "--max-memory", "460000B", "--microbatches", "1", "--mesh", "tp=4"),
     "microbatches": ("--recompute", "none", "--max-memory", "350000B", "--microbatches", "1", "--mesh", "dp=4"),
-    "mesh": ("--max-memory", "281400B", "--mesh", "tp=4"),
+    "mesh": ("--batch", "6", "--dim", "seq=22", "--max-memory", "288000B", "--mesh", "dp=2,tp=2"),
     "rule": ("--max-memory", "800000B", "--mesh", "dp=4", "--zero", "0", "--replicate", "*.weight"),
     "target": ("--max-memory", "400000B", "--target", "megatron"),
 }
@@ -35,7 +36,7 @@ CONFLICTS = {
     "memory": (),
     "recompute": ("--recompute none", "--microbatches 1"),
     "microbatches": ("--microbatches 1",),
-    "mesh": ("--mesh tp=4",),
+    "mesh": ("--mesh dp=2,tp=2",),
     "rule": ("--zero 0", "--replicate '*.weight:replicate'"),
     "target": ("--target megatron",),
 }
@@ -53,7 +54,8 @@ TOGETHER = ("--max-memory", "283000B", "--mesh", "dp=4", "--recompute", "none", 
 
 def options_of(*given: str) -> PlanOptions:
     """Options as the command line reads them; of one that is given twice the last counts."""
-    with command.make_context("tap-plan", [str(MODEL), "--cluster", CLUSTER, *GIVEN, *given]) as context:
+    length = () if "--dim" in given else SHORT
+    with command.make_context("tap-plan", [str(MODEL), "--cluster", CLUSTER, *GIVEN, *length, *given]) as context:
         return make_options(context.params)
 
 
@@ -167,7 +169,7 @@ def test_a_larger_cluster(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 3; one line of error, one hint a line, and the same in the report."""
     report = tmp_path / "report.json"
-    arguments = [str(MODEL), "--cluster", CLUSTER, *GIVEN, *CASES["microbatches"], "--report", str(report)]
+    arguments = [str(MODEL), "--cluster", CLUSTER, *GIVEN, *SHORT, *CASES["microbatches"], "--report", str(report)]
     assert invoke(command, "tap-plan", arguments) == 3
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -130,11 +130,7 @@ def _space(corner: SearchRequest, count: int) -> SearchSpace:
 
 
 def _saving(request: SearchRequest, mesh: Mesh) -> SearchRequest:
-    """On one mesh, with the recompute setting that saves most: a part of the space.
-
-    ZeRO levels stay as they are: small parameters take the fastest of those that are allowed, so with fewer levels
-    there are other plans.
-    """
+    """On one mesh, with the recompute setting that saves most: a part of the space."""
     return replace(request, meshes=(mesh,), recomputes=request.recomputes[-1:])
 
 

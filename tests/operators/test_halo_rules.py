@@ -168,5 +168,5 @@ def test_payload_of_an_exchange() -> None:
     assert elements("s1", s1=2) == 2 * 4 * 12 * 3
     assert elements("s1", s0=2, s1=2) == 2 * 4 * (6 + 1 + 3) * 3
     assert elements("s0", s0=2, s1=2) == 2 * 4 * 3 * 4
-    assert not exchange(sig, "s0").is_issued([1] * len(names))
+    assert exchange(sig, "s0").times([1] * len(names)) == 0
     assert exchange(sig, "s0").backward_of == 0

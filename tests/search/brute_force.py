@@ -12,7 +12,7 @@ from tap_planner.cluster import Cluster
 from tap_planner.cost import CollectiveModel
 from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
-from tap_planner.search import Assignment, Configuration, Model, storage
+from tap_planner.search import Assignment, Configuration, Model
 from tap_planner.simulate import Price, price_program
 from tests.search.building import cluster_of, make_model, program_of, storable_states
 
@@ -116,13 +116,13 @@ class FreeSpace:
 
     def zeros(self, decisions: Decisions) -> list[dict[tuple[int, int], int]]:
         """Every choice of ZeRO settings, for the parameters of a plan: one for those that one region reads first (or
-        that several read) and that have the same data axes; small ones have no choice."""
+        that several read) and that have the same data axes."""
         if not self.configuration.training:
             return [{}]
         groups = dict.fromkeys(
             (self._group(parameter.name), sum(1 << axis for axis in parameter.data_axes))
             for parameter in decisions.parameters
-            if parameter.trainable and parameter.data_axes and math.prod(parameter.shape) >= storage.SMALL_ELEMENTS
+            if parameter.trainable and parameter.data_axes
         )
         options = [self._settings_of(mask) for _, mask in groups]
         if math.prod(len(places) for places in options) > self.budget:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -17,7 +15,7 @@ from tap_planner.errors import InfeasibleError
 from tap_planner.graph import Graph, Operator
 from tap_planner.operators import FactorRule
 from tap_planner.program import lower
-from tap_planner.search import Configuration, Model, Recompute, StrategyFilter, Weights, least_memory, storage
+from tap_planner.search import Configuration, Model, Recompute, StrategyFilter, Weights, least_memory
 from tap_planner.sharding import Strategy
 from tap_planner.simulate import price_program
 from tests.search.brute_force import BruteForce, FreeSpace, TooManyError, space_size
@@ -41,11 +39,6 @@ SHAPES: list[tuple[int, ...]] = [(2, 2), (4,), (2,)]
 NONE, SELECTIVE, FULL = Recompute
 RECOMPUTES = [(NONE, SELECTIVE, FULL), (NONE, FULL), (NONE, SELECTIVE), (SELECTIVE, FULL), (FULL,), (SELECTIVE,)]
 LEVELS = [(0, 1, 2, 3), (0, 3), (0, 2), (1, 3), (0, 1), (2, 3), (3,)]
-
-
-def every_parameter_chooses() -> AbstractContextManager[object]:
-    """Small parameters choose their ZeRO setting like large ones."""
-    return mock.patch.object(storage, "SMALL_ELEMENTS", 0)
 
 
 class Sparse(StrategyFilter):
@@ -156,11 +149,10 @@ def case_of(graph: Graph, drawn: Drawn, budget: int) -> Case | None:
 
 def check(graph: Graph, drawn: Drawn, budget: int) -> None:
     """Everything about one graph."""
-    with every_parameter_chooses():
-        case = case_of(graph, drawn, budget)
-        assume(case is not None)
-        assert case is not None
-        case.check(drawn.share)
+    case = case_of(graph, drawn, budget)
+    assume(case is not None)
+    assert case is not None
+    case.check(drawn.share)
 
 
 # -- graphs ----------------------------------------------------------------------------------------------------
@@ -240,15 +232,14 @@ def test_small_graphs(graph: Graph, drawn: Drawn) -> None:
 def test_prices_split_in_two(graph: Graph, drawn: Drawn) -> None:
     """Settings of recomputation and of ZeRO do not touch each other's part of the price: brute force relies on it."""
     chance = random.Random(drawn.seed)
-    with every_parameter_chooses():
-        model = make_model(graph, drawn.shape, strategy_filter=Sparse(drawn.seed, 50))
-        training = graph.loss is not None
-        configuration = free_configuration(drawn.recomputes, drawn.levels, len(drawn.shape), training=training)
-        space = FreeSpace(model, configuration, 1 << 20)
-        for assignment in random_assignments(model, drawn.seed, 3, per_class=False):
-            decisions = program_of(model, configuration, assignment).decisions
-            recompute, zero = chance.choice(space.recomputes()), chance.choice(space.zeros(decisions))
-            space.check_split(assignment, recompute, zero)
+    model = make_model(graph, drawn.shape, strategy_filter=Sparse(drawn.seed, 50))
+    training = graph.loss is not None
+    configuration = free_configuration(drawn.recomputes, drawn.levels, len(drawn.shape), training=training)
+    space = FreeSpace(model, configuration, 1 << 20)
+    for assignment in random_assignments(model, drawn.seed, 3, per_class=False):
+        decisions = program_of(model, configuration, assignment).decisions
+        recompute, zero = chance.choice(space.recomputes()), chance.choice(space.zeros(decisions))
+        space.check_split(assignment, recompute, zero)
 
 
 @pytest.mark.full

@@ -199,7 +199,7 @@ def test_changes_cost_the_penalty(seed: int) -> None:
             WidenedModel(model, configuration, OldPlan(written(assignment))), OldPlan(written(assignment))
         )
         zero: dict[tuple[int, int], int] = {}
-        for _, (_, _, mask), group in groups.parameters(assignment):
+        for _, (_, mask), group in groups.parameters(assignment):
             key = ("zero", classes.get(group, group) if equal else group, mask)
             zero[group, mask] = drawn.setdefault(
                 key, chance.choice(plain.zero_options(mask, inside=plain.lies_in_run(group)).tolist())

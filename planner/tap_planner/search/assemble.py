@@ -23,7 +23,6 @@ from tap_planner.plan import (
 from tap_planner.schedule import BucketKey, assign_buckets
 from tap_planner.search.choices import Assignment
 from tap_planner.search.configuration import Configuration, ZeroSetting
-from tap_planner.search.costing import CostedModel
 from tap_planner.search.model import Model
 from tap_planner.search.space import ParameterState
 from tap_planner.sharding import Placements, Strategy, dual_placements, read_placements
@@ -50,7 +49,6 @@ class _Assembly:
         self._space = model.space
         self._graph: Graph = model.graph
         self._configuration = configuration
-        self._costed = CostedModel(model, configuration)
         self._assignment = assignment
         self._strategies: tuple[Strategy, ...] = tuple(
             model.space.operator(int(model.class_of[index])).strategies[value]
@@ -164,13 +162,9 @@ class _Assembly:
         variable = self._model.shared_parameters.get(parameter)
         if variable is None:
             variable = self._space.consumers[self._space.parameter_reads[parameter][0]][0][0]
-        profile = self._model.parameters.profile(parameter, state)
-        zeros = self._configuration.settings.zeros
-        group = self._model.zero_group(variable)
-        if profile[-1]:
-            return zeros[self._costed.zero_of_small(profile, inside=self._costed.lies_in_run(group))]
         mask = sum(1 << axis for axis in state.data_axes)
-        return zeros[self._assignment.zero.get((group, mask), 0)]
+        group = self._model.zero_group(variable)
+        return self._configuration.settings.zeros[self._assignment.zero.get((group, mask), 0)]
 
     def _buckets(
         self,

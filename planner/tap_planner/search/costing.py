@@ -41,7 +41,6 @@ class CostedModel:
         self._zero_options: dict[tuple[int, bool], np.ndarray] = {}
         self._parameters: dict[int, ParameterCosts] = {}
         self._whole: dict[tuple[int, int], np.ndarray] = {}
-        self._small: dict[tuple[ParameterProfile, bool], int] = {}
         self._levels: dict[tuple[int, int, int, int], int] = {}
         self._profiles: dict[tuple[ParameterProfile, bool], np.ndarray] = {}
 
@@ -178,11 +177,10 @@ class CostedModel:
         key = (self.model.class_of_variable(variable), value, mask, zero)
         if key not in self._levels:
             levels = [0]
-            inside = self.lies_in_run(self.model.zero_group(variable))
             for profiles, inverse in self._stored(key[0]):
                 profile = profiles[int(inverse[value])]
                 if self._mask(profile) == mask:
-                    setting = self.zeros[self.zero_of_small(profile, inside=inside) if profile[-1] else zero]
+                    setting = self.zeros[zero]
                     levels.append(setting.level if setting.sharded(profile[3]) else 0)
             self._levels[key] = max(levels)
         return self._levels[key]
@@ -224,7 +222,7 @@ class CostedModel:
 
     def _mask(self, profile: ParameterProfile) -> int:
         """Data axes of a stored parameter that is trained, as bits."""
-        _, _, trainable, data_axes, _ = profile
+        _, _, trainable, data_axes = profile
         return sum(1 << axis for axis in data_axes) if trainable and self.configuration.training else 0
 
     def lies_in_run(self, group: int) -> bool:
@@ -289,8 +287,7 @@ class CostedModel:
     def _profile_costs(self, profile: ParameterProfile, outside: bool) -> np.ndarray:
         """[ZeRO settings, 2] ns and bytes of a stored parameter: gradient reduction, ZeRO gathers, optimizer; memory.
 
-        A small one has its own setting whatever that of its group is. Outside runs, whole copies that fill a bucket
-        count.
+        Outside runs, whole copies that fill a bucket count.
 
         Args:
             profile: the parameter as it is stored.
@@ -299,21 +296,11 @@ class CostedModel:
         key = (profile, outside)
         if key not in self._profiles:
             costs = [self._parameter_cost(profile, zero, outside) for zero in self.zeros]
-            if profile[-1]:
-                costs = [costs[self.zero_of_small(profile, inside=not outside)]] * len(costs)
             self._profiles[key] = np.array(costs, dtype=np.int64)
         return self._profiles[key]
 
-    def zero_of_small(self, profile: ParameterProfile, *, inside: bool) -> int:
-        """Place of the ZeRO setting of a small parameter: the fastest one (ties: least memory, then the first)."""
-        key = (profile, inside)
-        if key not in self._small:
-            places = self._sharding(self._mask(profile), inside).tolist()
-            self._small[key] = min(places, key=lambda n: self._parameter_cost(profile, self.zeros[n], False))
-        return self._small[key]
-
     def _parameter_cost(self, profile: ParameterProfile, zero: ZeroSetting, outside: bool) -> tuple[int, int]:
-        elements, dtype, trainable, data_axes, _ = profile
+        elements, dtype, trainable, data_axes = profile
         configuration = self.configuration
         space = self.model.space
         trainable = trainable and configuration.training

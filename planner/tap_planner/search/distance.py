@@ -16,8 +16,8 @@ from tap_planner.search.costing import CostedModel
 from tap_planner.search.model import Model
 from tap_planner.search.space import ParameterState
 
-Described = tuple[ParameterState, bool, int]
-"""How a parameter is stored, whether it is small (its ZeRO setting is not the group's), its data axes as bits."""
+Described = tuple[ParameterState, int]
+"""How a parameter is stored, and its data axes as bits."""
 UNMATCHED = -2
 """The old plan has no such operator."""
 GONE = -1
@@ -132,7 +132,7 @@ class Distance:
     def _described(self, parameter: str, state: ParameterState) -> Described:
         profile = self._model.parameters.profile(parameter, state)
         trained = profile[2] and self.costed.configuration.training
-        return state, profile[-1], sum(1 << axis for axis in profile[3]) if trained else 0
+        return state, sum(1 << axis for axis in profile[3]) if trained else 0
 
     def stored(self, index: int, position: int, value: int) -> Described:
         """How a parameter is stored that only one operand reads."""
@@ -154,21 +154,12 @@ class Distance:
     def differs(self, parameter: str, described: Described, zero: int) -> bool:
         """Whether a parameter is stored otherwise than in the old plan, under a ZeRO setting of its group."""
         old = self.old.parameters.get(parameter)
-        return old is not None and self._as_decided(parameter, described, zero) != old
+        return old is not None and self._as_decided(described, zero) != old
 
-    def _as_decided(self, parameter: str, described: Described, zero: int) -> Stored:
-        state, small, mask = described
-        if small:
-            profile = self._model.parameters.profile(parameter, state)
-            zero = self.costed.zero_of_small(profile, inside=self._lies_in_run(parameter))
+    def _as_decided(self, described: Described, zero: int) -> Stored:
+        state, mask = described
         level, axes = self.costed.sharding(state.data_axes if mask else (), zero)
         return state.placement, level, axes
-
-    def _lies_in_run(self, parameter: str) -> bool:
-        """Whether a parameter is first read in a run."""
-        index = self._space.consumers[self._space.parameter_reads[parameter][0]][0][0]
-        variable = self._model.shared_parameters.get(parameter, index)
-        return self.costed.lies_in_run(self._model.zero_group(variable))
 
     # -- assignments -------------------------------------------------------------------------------------------
 
@@ -180,7 +171,7 @@ class Distance:
             mode = self.costed.options(region)[assignment.recompute.get(region, 0)]
             changed += known != {mode.label}
         return changed + sum(
-            self.differs(parameter, described, assignment.zero.get((group, described[2]), 0))
+            self.differs(parameter, described, assignment.zero.get((group, described[1]), 0))
             for parameter, described, group in self.parameters(assignment)
         )
 
@@ -243,8 +234,8 @@ class Distance:
         """The ZeRO setting of every group under which the fewest of its parameters change."""
         votes: dict[tuple[int, int], Counter[int]] = {}
         for parameter, described, group in self.parameters(assignment):
-            state, small, mask = described
-            if small or not mask:
+            state, mask = described
+            if not mask:
                 continue
             found = votes.setdefault((group, mask), Counter())
             old = self.old.parameters.get(parameter)

@@ -78,7 +78,7 @@ class ChangeTables:
             named = {known.get(name): name for name in names}
             for value in range(size):
                 described = self._described(variable, slot, value)
-                table = changed.setdefault(described[2], np.zeros((num_zeros, size), dtype=np.int64))
+                table = changed.setdefault(described[1], np.zeros((num_zeros, size), dtype=np.int64))
                 for zero in range(num_zeros):
                     table[zero, value] += sum(
                         count * distance.differs(named[old], described, zero) for old, count in times.items()

@@ -10,11 +10,8 @@ import numpy as np
 from tap_planner.search.places import Places
 from tap_planner.search.space import ModelSpace, ParameterState, storage_of_operand
 
-ParameterProfile = tuple[int, str, bool, tuple[int, ...], bool]
-"""What a stored parameter's cost depends on: local elements, element type, trainable, data axes, being small."""
-SMALL_ELEMENTS = 100_000
-"""Parameters of fewer elements have no ZeRO setting of their own choosing (DeepSpeed's default of
-``stage3_param_persistence_threshold``): all together they weigh nothing, and settings would be dust."""
+ParameterProfile = tuple[int, str, bool, tuple[int, ...]]
+"""What a stored parameter's cost depends on: local elements, element type, trainable, data axes."""
 StoredProfiles = tuple[tuple[ParameterProfile, ...], np.ndarray]
 """Profiles of a parameter, and [num_strategies] which of them each strategy of its reader has."""
 
@@ -125,8 +122,7 @@ class ParameterStorage:
         """What the cost of a stored parameter depends on."""
         record = self._graph.parameters[self._number[parameter]]
         elements = self._space.local_elements(record.type.shape, state.placement)
-        small = record.type.num_elements < SMALL_ELEMENTS
-        return elements, record.type.dtype, record.trainable, state.data_axes, small
+        return elements, record.type.dtype, record.trainable, state.data_axes
 
     def stored_profiles(self, index: int) -> tuple[StoredProfiles, ...]:
         """For each parameter that only this operator reads: its profiles, and which of them each strategy has."""
