@@ -59,7 +59,7 @@ def enumerate_all(model: Model, configuration: Configuration) -> BruteForce:
     cluster = cluster_of(model.space.mesh_shape)
     collectives = CollectiveModel(cluster, model.space.mesh)
     # made once: it is slow
-    with mock.patch("tap_planner.simulate.durations.CollectiveModel", return_value=collectives):
+    with mock.patch("tap_planner.cost.prices.CollectiveModel", return_value=collectives):
         return BruteForce(prices=tuple(_prices(model, configuration, cluster)))
 
 
@@ -103,7 +103,7 @@ class FreeSpace:
         """
         cluster = cluster_of(self.model.space.mesh_shape)
         collectives = CollectiveModel(cluster, self.model.space.mesh)
-        with mock.patch("tap_planner.simulate.durations.CollectiveModel", return_value=collectives):
+        with mock.patch("tap_planner.cost.prices.CollectiveModel", return_value=collectives):
             return BruteForce(prices=tuple(self._all()))
 
     def recomputes(self) -> list[dict[int, int]]:

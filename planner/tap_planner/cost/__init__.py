@@ -13,6 +13,7 @@ from tap_planner.cost.memory import (
     unsharded_bytes,
 )
 from tap_planner.cost.operators import operator_times_ns
+from tap_planner.cost.prices import CollectivePrices, PriceList, Prices, VolumeModel, prices_of
 from tap_planner.cost.reductions import ReductionCall, reduction_calls, shard_elements
 from tap_planner.cost.rounding import to_ns
 from tap_planner.cost.unknown import UnknownOperators, unknown_operators
@@ -24,13 +25,17 @@ __all__ = [
     "AlgorithmCost",
     "CollectiveCost",
     "CollectiveModel",
+    "CollectivePrices",
     "ComputeModel",
     "GroupShape",
     "LevelShare",
     "ParameterBytes",
     "ParameterMemory",
+    "PriceList",
+    "Prices",
     "ReductionCall",
     "UnknownOperators",
+    "VolumeModel",
     "Work",
     "element_bits",
     "group_shape",
@@ -40,6 +45,7 @@ __all__ = [
     "optimizer_ns",
     "parameter_bytes",
     "parameter_memory",
+    "prices_of",
     "reduction_calls",
     "shard_elements",
     "to_ns",

@@ -22,6 +22,11 @@ LARGEST_SHARE = 1 << 52
 """Most bytes and nanoseconds of the best plan that can be thought of: stays below what tables call infinite."""
 
 
+LARGEST_SENT = 1 << 42
+"""Most bytes of one tensor where sent bytes are added up: all ways between placements stay below what tables call
+infinite."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """Memory that no plan can do without, on one of the devices."""
@@ -137,6 +142,14 @@ def uncountable(graph: Graph, cluster: Cluster, precision: str) -> Excess | None
         if value > most:
             return Excess(what=what, value=value, most=most)
     return None
+
+
+def unsendable(graph: Graph, cluster: Cluster, precision: str) -> Excess | None:
+    """The largest tensor of a graph, where sending it is more than can be counted in tables."""
+    compute = ComputeModel(cluster.device, precision)
+    sizes = (compute.tensor_bytes(t.type.dtype, t.type.num_elements) for t in graph.tensors.values())
+    largest = max(sizes, default=0)
+    return Excess(what="bytes of one tensor", value=largest, most=LARGEST_SENT) if largest > LARGEST_SENT else None
 
 
 def _operator_ns(signature: OperatorSignature, num_bytes: int, cluster: Cluster, compute: ComputeModel) -> int:

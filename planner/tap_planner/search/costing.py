@@ -8,13 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from tap_planner.cost import optimizer_ns, parameter_memory, reduction_calls, unsharded_bytes
+from tap_planner.cost import PriceList, parameter_memory, reduction_calls, unsharded_bytes
 from tap_planner.schedule import BUCKET_ELEMENTS
 from tap_planner.search.configuration import Configuration, Recompute, ZeroSetting
 from tap_planner.search.model import Model, PartKind
 from tap_planner.search.results import result_bytes
 from tap_planner.search.storage import ParameterProfile, StoredProfiles
-from tap_planner.search.terms import RegionPolicy
+from tap_planner.search.terms import UNREACHABLE, RegionPolicy
 
 ParameterCosts = Mapping[int, tuple[np.ndarray, np.ndarray]]
 """By data axes (as bits), [ZeRO settings, values] ns and bytes."""
@@ -94,6 +94,22 @@ class CostedModel:
     def last_differs(self) -> bool:
         """Whether the last occurrence of a run weighs more than the others."""
         return self.recomputes != (Recompute.NONE,) or self.configuration.settings.whole_level >= 2
+
+    @cached_property
+    def dearest(self) -> int:
+        """The most that one table may charge, where that may be far above what solutions cost: sending as little as
+        possible is sending nothing, but single steps may send all of a tensor. 0 where times are added up."""
+        model = self.model
+        if model.space.price_list is PriceList.TIME:
+            return 0
+        parts = (model.outer, *model.links)
+        terms = (*model.shared_terms, *(term for part in parts for term in part.terms))
+        found = [3 * len(t.slots) * self.repeat * int(t.cost_ns[t.cost_ns < UNREACHABLE].max()) for t in terms]
+        for variable in (variable for part in parts for variable in part.variables):
+            if variable < model.num_operators:
+                found.append(int(self.operator_ns(variable).max()))
+            found.extend(int(ns.max()) for ns, _ in self.parameter_costs(variable).values())
+        return max(found, default=0)
 
     def policy(self, chosen: Mapping[int, Recompute], kind: PartKind, number: int) -> RegionPolicy:
         """Regions as the terms of a part see them.
@@ -319,7 +335,7 @@ class CostedModel:
         )
         ns = 0
         if trainable:
-            ns += optimizer_ns(
+            ns += space.prices.optimizer_ns(
                 elements,
                 shards=shards,
                 zero_level=level,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tap_planner.cluster import Mesh, part_of
+from tap_planner.cost import PriceList
 from tap_planner.errors import UnsupportedGraphError
 from tap_planner.graph import Graph
-from tap_planner.search.capacity import least_ns, parameter_demand, tensor_demand, uncountable
+from tap_planner.search.capacity import least_ns, parameter_demand, tensor_demand, uncountable, unsendable
 from tap_planner.search.configuration import Configuration, Recompute, Settings, zero_settings
 from tap_planner.search.constraints import NO_RULES
 from tap_planner.search.costing import CostedModel
@@ -74,6 +75,8 @@ class SearchSpace:
         request = self._request
         graph, cluster, room = self.graph(1), request.cluster, request.cluster.usable_memory_bytes
         excess = uncountable(graph, cluster, request.precision)
+        if excess is None and request.prices is PriceList.VOLUME:
+            excess = unsendable(graph, cluster, request.precision)
         if request.limit_bytes is not None:
             demands = [tensor_demand(graph, cluster, request.precision, self.counts[-1])]
             if excess is not None:  # else the search finds the least memory, which is more
@@ -134,6 +137,7 @@ class SearchSpace:
                 request.precision,
                 request.constraints(request.meshes[mesh], folded.graph),
                 self._hints_of(microbatches),
+                request.prices,
             )
         return self._models[key]
 
@@ -147,7 +151,9 @@ class SearchSpace:
         return tuple(Settings(recomputes=(mode,), zeros=(zero,)) for zero in zeros for mode in recomputes)
 
     def least_ns(self, mesh: int) -> int:
-        """What a mesh that leaves devices idle takes at least."""
+        """What a mesh that leaves devices idle takes at least; 0 bytes need to be sent."""
+        if self._request.prices is PriceList.VOLUME:
+            return 0
         devices = self._request.meshes[mesh].devices
         if devices not in self._least:
             part = part_of(self._request.cluster, self._request.meshes[mesh])

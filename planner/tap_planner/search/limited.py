@@ -30,6 +30,8 @@ from tap_planner.search.weighting import Outcome, Weights
 
 LARGEST_WEIGHTED = 1 << 50
 """Weighted costs of solutions stay below this (before SCALE), so that their sums stay below what is infinite."""
+LARGEST_ENTRY = 8
+"""Single entries of tables may be so many times what a solution costs."""
 MAX_CROSSINGS = 40
 """Multipliers that are tried for one configuration."""
 
@@ -217,6 +219,7 @@ class LimitedSearch:
         """A multiplier near ``weight`` under which costs stay countable."""
         known = [found for found in (self._too_large, self._small) if found is not None]
         slowest = min(max((found.ns for found in known), default=1), 8 * max(self.unlimited_ns, 1))
+        slowest = max(slowest, self._solver.costed.dearest // LARGEST_ENTRY)
         most_bytes = max((found.num_bytes for found in known), default=1)
         weight = min(weight, Fraction(max(LARGEST_WEIGHTED // most_bytes, 1)))
         return weight.limit_denominator(max(LARGEST_WEIGHTED // max(slowest, most_bytes * weight.__ceil__()), 1))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from tap_planner.cluster import Cluster, Mesh
+from tap_planner.cost import PriceList
 from tap_planner.folding import FoldedGraph
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.places import Places
@@ -368,10 +369,11 @@ def build_model(
     precision: str,
     strategy_filter: StrategyFilter,
     hints: dict[str, tuple[tuple[int, ...], ...]],
+    prices: PriceList = PriceList.TIME,
 ) -> Model:
     """Variables and terms of a folded graph on a mesh; runs that are no chains are taken apart."""
     while True:
-        model = Model(ModelSpace(folded.graph, folded, cluster, mesh, precision, strategy_filter, hints))
+        model = Model(ModelSpace(folded.graph, folded, cluster, mesh, precision, strategy_filter, hints, prices))
         chains = tuple(run for number, run in enumerate(folded.runs) if model.is_chain(number))
         if len(chains) == len(folded.runs):
             return model

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tap_planner.cost import CollectiveModel, ComputeModel
+from tap_planner.cost import CollectivePrices, ComputeModel
 from tap_planner.operators import TensorType
 from tap_planner.sharding import (
     PARTIAL,
@@ -34,6 +34,8 @@ class RedistributionTable:
         tensor: element type and global shape.
         mesh_shape: sizes of the axes.
         options: the placements that may occur on an axis, besides R and (for floats) P(sum).
+        collectives: what a step costs.
+        compute: sizes of tensors.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class RedistributionTable:
         tensor: TensorType,
         mesh_shape: tuple[int, ...],
         options: Iterable[Placement],
-        collectives: CollectiveModel,
+        collectives: CollectivePrices,
         compute: ComputeModel,
     ) -> None:
         self._tensor = tensor

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tap_planner.cluster import Cluster, Mesh
+from tap_planner.cost import PriceList
 from tap_planner.errors import InfeasibleError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
@@ -43,6 +44,9 @@ class SearchRequest:
     """Whether recompute and ZeRO must be one setting for the whole plan."""
     hybrid_zero: bool = True
     """Whether ZeRO may shard over the inner ones of the data axes only."""
+    prices: PriceList = PriceList.TIME
+    """What is minimised. With ``PriceList.VOLUME`` all that is called ns, here and in what the search answers, is bytes
+    that a device sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from tap_planner.cluster import Cluster, Mesh, part_of
-from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns
+from tap_planner.cost import PriceList, operator_times_ns, prices_of
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph, Operator, ParameterRead, Tensor, TensorKind
 from tap_planner.operators import TensorType, kept_for_backward, record_of, rule_of
@@ -69,6 +69,8 @@ class ModelSpace:
         mesh: the mesh.
         precision: ``bf16``, ``fp16``, ``fp32`` or ``fp64``.
         strategy_filter: what the constraints leave of an operator's strategies.
+        hints: block counts of its operators' factors.
+        prices: what is minimised.
     """
 
     def __init__(
@@ -80,14 +82,16 @@ class ModelSpace:
         precision: str,
         strategy_filter: StrategyFilter,
         hints: Mapping[str, tuple[tuple[int, ...], ...]],
+        prices: PriceList = PriceList.TIME,
     ) -> None:
         self.graph = graph
         self.folded = folded
         self.mesh = mesh
         self.mesh_shape = tuple(axis.size for axis in mesh.axes)
-        used = part_of(cluster, mesh)
-        self.compute = ComputeModel(used.device, precision)
-        self.collectives = CollectiveModel(used, mesh)
+        self.price_list = prices
+        self.prices = prices_of(prices, part_of(cluster, mesh), mesh, precision)
+        self.compute = self.prices.compute
+        self.collectives = self.prices.collectives
         self._filter = strategy_filter
         self._hints = hints
         self._spaces: dict[_OperatorKey, OperatorSpace] = {}

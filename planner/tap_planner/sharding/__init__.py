@@ -41,6 +41,7 @@ from tap_planner.sharding.strategy import (
     operand_passes,
     parse_choice,
 )
+from tap_planner.sharding.volume import sent_bytes
 
 __all__ = [
     "LOCAL_KINDS",
@@ -77,6 +78,7 @@ __all__ = [
     "read_placements",
     "segment_length",
     "segmented",
+    "sent_bytes",
     "shard",
     "step_elements",
     "step_kind",

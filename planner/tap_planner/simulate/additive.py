@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tap_planner.cluster import Cluster
 from tap_planner.cost import (
+    PriceList,
     parameter_memory,
     shard_elements,
     unsharded_bytes,
@@ -73,19 +74,29 @@ class Price:
 
 def price_program(program: Program, cluster: Cluster) -> Price:
     """Price every instruction of one step on the rank at coordinate 0."""
-    return _Pricing(program, cluster).price()
+    return _Pricing(program, cluster, PriceList.TIME).price()
+
+
+def sent_by_program(program: Program, cluster: Cluster) -> int:
+    """Bytes that the rank at coordinate 0 sends in one step, each collective at the least that it can do with.
+
+    Gradient reductions and ZeRO gathers count parameter by parameter, as objective A prices them: the padding of buckets
+    is left out.
+    """
+    return sum(_Pricing(program, cluster, PriceList.VOLUME).totals().values())
 
 
 class _Pricing:
-    def __init__(self, program: Program, cluster: Cluster) -> None:
+    def __init__(self, program: Program, cluster: Cluster, which: PriceList) -> None:
         self.program = program
         self.decisions = program.decisions
         self.mesh_shape = program.decisions.mesh_shape
-        self.durations = Durations(program, cluster)
+        self.durations = Durations(program, cluster, which)
         self.compute, self.collectives = self.durations.compute, self.durations.links
         self.parameters = {parameter.name: parameter for parameter in program.decisions.parameters}
 
-    def price(self) -> Price:
+    def totals(self) -> dict[str, int]:
+        """What the instructions cost, by kind, in the unit of the price list."""
         totals = {"compute": 0, "communication": 0, "gradient": 0, "optimizer": 0}
         for instruction in self.program.microbatch:
             kind, ns = self._instruction(instruction)
@@ -95,6 +106,11 @@ class _Pricing:
         for instruction in self.program.step:
             kind, ns = self._instruction(instruction)
             totals[kind] += ns
+        return totals
+
+    def price(self) -> Price:
+        """Costs, and memory."""
+        totals = self.totals()
         memory = [self._parameter_memory(parameter) for parameter in self.decisions.parameters]
         return Price(
             compute_ns=totals["compute"],

@@ -1,9 +1,9 @@
-"""Times of the instructions of a Program, each by itself, with latency."""
+"""Times of the instructions of a Program, each by itself, with latency; or what each sends, by another price list."""
 
 from __future__ import annotations
 
 from tap_planner.cluster import Cluster, Mesh, MeshAxis
-from tap_planner.cost import CollectiveModel, ComputeModel, operator_times_ns, optimizer_ns
+from tap_planner.cost import PriceList, operator_times_ns, prices_of
 from tap_planner.plan import OperatorDecision, ParameterDecision
 from tap_planner.program import (
     Instruction,
@@ -23,16 +23,18 @@ class Durations:
     Args:
         program: the plan, lowered.
         cluster: the devices that its mesh uses.
+        which: what is counted; with ``PriceList.VOLUME`` bytes sent take the place of nanoseconds.
     """
 
-    def __init__(self, program: Program, cluster: Cluster) -> None:
+    def __init__(self, program: Program, cluster: Cluster, which: PriceList = PriceList.TIME) -> None:
         decisions = program.decisions
         self._program = program
         self._mesh_shape = decisions.mesh_shape
-        self.compute = ComputeModel(cluster.device, decisions.precision)
-        """Costs of operators, and sizes of tensors."""
         axes = tuple(MeshAxis(name=axis.name, size=axis.size) for axis in decisions.axes)
-        self.links = CollectiveModel(cluster, Mesh(axes=axes))
+        self._prices = prices_of(which, cluster, Mesh(axes=axes), decisions.precision)
+        self.compute = self._prices.compute
+        """Costs of operators, and sizes of tensors."""
+        self.links = self._prices.collectives
         """Costs of collectives."""
         self._levels = [frozenset(axis.levels) for axis in decisions.axes]
         self._operators: dict[object, tuple[int, int]] = {}
@@ -71,7 +73,7 @@ class Durations:
         shards = 1
         for axis in parameter.zero_axes:
             shards *= self._mesh_shape[axis]
-        return optimizer_ns(
+        return self._prices.optimizer_ns(
             local_elements(parameter.shape, parameter.placement, self._mesh_shape),
             shards=shards,
             zero_level=parameter.zero_level,
