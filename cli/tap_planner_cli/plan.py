@@ -14,6 +14,7 @@ from tap_planner.operators import load_custom_rules
 from tap_planner.plan import (
     LOSSES,
     MODES,
+    OBJECTIVES,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -75,6 +76,13 @@ _NOT_PLANNING = {
 @click.option("--mode", type=click.Choice(MODES), default="train", show_default=True)
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True)
 @click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True)
+@click.option(
+    "--objective",
+    type=click.Choice(OBJECTIVES),
+    default="time",
+    show_default=True,
+    help="What is to be least: the step's time, memory per device, or bytes that a device sends.",
+)
 @click.option("--loss", type=click.Choice([*LOSSES, "none"]), help="Default: the mean of the first float output.")
 @click.option("--loss-output", metavar="NAME", help="Output that the loss reads.")
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters not to train (repeatable).")
@@ -133,7 +141,7 @@ def command(
     check: Path | None,
     **values: Any,
 ) -> int:
-    """Find the fastest plan for MODEL on a cluster and prove how good it is."""
+    """Find the best plan for MODEL on a cluster, the fastest unless told otherwise, and prove how good it is."""
     show_warnings(quiet=values["quiet"], verbose=values["verbose"])
     started = time.perf_counter()
     path = _model(context, model, model_file)
@@ -185,6 +193,7 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         batch=values["batch"],
         precision=values["precision"],
         optimizer=values["optimizer"],
+        objective=_objective(values),
         loss=loss if training else None,
         loss_output=values["loss_output"],
         zero=_zero(values),
@@ -206,6 +215,15 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         train=values["train"],
         custom_rules=load_custom_rules(values["custom_rule"]),
     )
+
+
+def _objective(values: dict[str, Any]) -> str:
+    if values["objective"] != "time" and values["stay_near"] is not None:
+        raise UsageError(
+            f"--stay-near allows a regret of time, the objective is {values['objective']}",
+            hint="Leave --stay-near or --objective out.",
+        )
+    return values["objective"]
 
 
 def _max_regret(values: dict[str, Any]) -> int | None:

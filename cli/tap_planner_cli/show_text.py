@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +13,7 @@ from rich.text import Text
 from tap_planner.plan import (
     BlockDisplay,
     BlockEntry,
-    Certificate,
+    Claim,
     IdlePlaces,
     ParameterEntry,
     PlanDocument,
@@ -22,9 +22,15 @@ from tap_planner.plan import (
 )
 from tap_planner.sharding import Placements
 from tap_planner_cli.errors import printable
-from tap_planner_cli.units import format_bytes, format_count, format_ns, share
+from tap_planner_cli.units import format_bytes, format_count, format_ns, format_unit, share
 
 Row = Sequence[str]
+_NAMES: Mapping[str, Sequence[tuple[str, str]]] = {
+    "time": [("objective", "")],
+    "memory": [("objective", " of memory per device"), ("in that memory", "")],
+    "communication": [("objective", " sent by a device in a step")],
+}
+"""By objective, what each claim of a plan is called, and what follows its figure."""
 
 
 def print_plan(console: Console, document: PlanDocument) -> None:
@@ -55,15 +61,19 @@ def table(columns: Sequence[str], rows: Iterable[Row], right: Sequence[str] = ()
 
 def _print_head(console: Console, document: PlanDocument) -> None:
     options, model, certificate = document.options, document.model, document.certificate
+    proven = [
+        (name, claim, proof) for (name, proof), claim in zip(_NAMES[options.objective], document.claims, strict=True)
+    ]
     kind = f"training with {options.optimizer}" if options.mode == "train" else "inference"
     dims = ", ".join(f"{name}={size}" for name, size in model.dims.items())
     console.print(Text(f"{printable(model.name)} on {printable(str(document.cluster['name']))}", style="bold"))
-    gap = f"{certificate.gap_basis_points / 100:.2f} %"
-    proof = "proven optimal" if certificate.status == "optimal" else f"at most {gap} from the optimum"
     lines = [
         ("workload", f"{kind}, {options.precision}, batch {model.batch}{f' ({dims})' if dims else ''}"),
-        ("objective", f"{format_ns(certificate.objective_ns)}, {proof} (bound {format_ns(certificate.bound_ns)})"),
-        ("by elimination", _lagrangian(certificate)),
+        *(line for name, claim, what in proven for line in _claim(name, claim, what)),
+        (
+            "time",
+            f"{format_ns(certificate.objective_ns)} by objective A" if options.objective == "communication" else "",
+        ),
         ("searched", ", ".join(f"{format_count(size)} {name}" for name, size in certificate.space.items())),
         ("not in it", ", ".join(certificate.not_in_objective)),
     ]
@@ -78,10 +88,16 @@ def _print_head(console: Console, document: PlanDocument) -> None:
     console.print(grid)
 
 
-def _lagrangian(certificate: Certificate) -> str:
-    """The bound that ``tap-plan --verify-certificate`` takes again; empty where the plan has none."""
-    bound_ns, gap = certificate.lagrangian_bound_ns, certificate.lagrangian_gap_basis_points
-    return "" if bound_ns is None or gap is None else f"bound {format_ns(bound_ns)}, gap {gap / 100:.2f} %"
+def _claim(name: str, claim: Claim, what: str) -> Iterator[tuple[str, str]]:
+    """An objective with what is proven of it, and the bound that ``tap-plan --verify-certificate`` takes again (none in
+    older plans)."""
+    gap = f"{claim.gap_basis_points / 100:.2f} %"
+    proof = "proven optimal" if claim.objective == claim.bound else f"at most {gap} from the optimum"
+    shown = format_unit(claim.unit, claim.objective)
+    yield name, f"{shown}{what}, {proof} (bound {format_unit(claim.unit, claim.bound)})"
+    if claim.lagrangian is not None and claim.lagrangian_gap_basis_points is not None:
+        below = claim.lagrangian_gap_basis_points / 100
+        yield "by elimination", f"bound {format_unit(claim.unit, claim.lagrangian)}, gap {below:.2f} %"
 
 
 def _print_mesh(console: Console, document: PlanDocument) -> None:

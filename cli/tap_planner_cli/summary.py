@@ -14,10 +14,10 @@ from rich.text import Text
 
 from tap_planner.alternatives import Alternative
 from tap_planner.errors import InfeasibleError, TapError
-from tap_planner.plan import PlanDocument, device_kinds, write_text
+from tap_planner.plan import Claim, PlanDocument, device_kinds, write_text
 from tap_planner_cli.errors import printable
 from tap_planner_cli.show_text import idle_text, recompute_text, zero_text
-from tap_planner_cli.units import format_bytes, format_ns, format_rate, share
+from tap_planner_cli.units import format_bytes, format_ns, format_rate, format_unit, share
 
 
 def print_summary(console: Console, document: PlanDocument, output: Path | None) -> None:
@@ -38,6 +38,8 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
         ("memory", _memory(document)),
         ("proof", _proof(document)),
     ]
+    if document.options.objective == "communication":
+        rows.append(("time", f"{format_ns(certificate.objective_ns)} by objective A; nothing is proven of it"))
     if certificate.near is not None:
         rows.append(("near", certificate.near.shown))
     if document.num_idle:
@@ -50,7 +52,8 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
     console.print(grid)
     wanted = document.options.gap_basis_points
     allowed = wanted if certificate.near is None else wanted + certificate.near.regret_basis_points
-    if certificate.gap_basis_points > max(allowed, 0) and certificate.status != "optimal":
+    gap = max(claim.gap_basis_points for claim in document.claims)
+    if gap > max(allowed, 0) and certificate.status != "optimal":
         text = f"warning: the plan is not proven to be within {wanted / 100:g} % of the optimum; the gap is given above"
         console.print(Text(text, style="yellow"))
 
@@ -60,13 +63,19 @@ def print_alternatives(console: Console, document: PlanDocument, others: Sequenc
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("mesh", "microbatches", "objective", "proven", "predicted step", "memory"):
         table.add_column(name, justify="left" if name == "mesh" else "right")
-    best = document.certificate.objective_ns
+    best = document.claims[0]
     for other in others:
+        objective, bound = (
+            (other.objective_ns, other.bound_ns)
+            if other.objective_bytes is None
+            else (other.objective_bytes, other.bound_bytes)
+        )
+        more = f" ({objective / best.objective - 1:+.1%})" if best.objective else ""
         table.add_row(
             other.mesh,
             str(other.microbatches),
-            f"{format_ns(other.objective_ns)} ({other.objective_ns / best - 1:+.1%})",
-            f">= {format_ns(other.bound_ns)}",
+            f"{format_unit(best.unit, objective)}{more}",
+            f">= {format_unit(best.unit, bound or 0)}",
             format_ns(other.step_ns),
             format_bytes(other.memory_bytes),
         )
@@ -105,13 +114,20 @@ def _by_kind(document: PlanDocument) -> str:
 
 
 def _proof(document: PlanDocument) -> str:
-    certificate = document.certificate
-    if certificate.status == "optimal":
-        return f"optimal: {format_ns(certificate.objective_ns)}"
-    return (
-        f"{format_ns(certificate.objective_ns)}, no plan is below {format_ns(certificate.bound_ns)}, "
-        f"gap {certificate.gap_basis_points / 100:.2f} %"
-    )
+    """What is proven; of the least memory, and then of the time of the plans that need no more."""
+    first, *others = document.claims
+    what = {"memory": " per device", "communication": " sent by a device in a step"}.get(document.options.objective, "")
+    if document.certificate.status == "optimal":
+        times = (f"; in that memory {format_unit(claim.unit, claim.objective)}" for claim in others)
+        return f"optimal: {format_unit(first.unit, first.objective)}{what}{''.join(times)}"
+    return "; in that memory ".join((_claim(first, what), *map(_claim, others)))
+
+
+def _claim(claim: Claim, what: str = "") -> str:
+    shown = f"{format_unit(claim.unit, claim.objective)}{what}"
+    if claim.objective == claim.bound:
+        return f"{shown}, proven to be the least"
+    return f"{shown}, no plan is below {format_unit(claim.unit, claim.bound)}, gap {claim.gap_basis_points / 100:.2f} %"
 
 
 def write_report(
@@ -136,11 +152,12 @@ def write_report(
         report |= {
             "status": document.certificate.status,
             "objective_ns": document.certificate.objective_ns,
-            "bound_ns": document.certificate.bound_ns,
+            **{f"objective_{claim.unit}": claim.objective for claim in document.claims},
+            **{f"bound_{claim.unit}": claim.bound for claim in document.claims},
             "decisions": document.digests.decisions if document.digests else None,
         }
     if others:
-        report["alternatives"] = [asdict(other) for other in others]
+        report["alternatives"] = [other.to_json() for other in others]
     if error is not None:
         report |= {"status": "error", "error": error.message, "hint": error.hint, "exit_code": error.exit_code}
     if isinstance(error, InfeasibleError):

@@ -53,6 +53,11 @@ def format_quantity(name: str, value: int) -> str:
     return format_count(value)
 
 
+def format_unit(unit: str, value: int) -> str:
+    """A value in ``ns`` or ``bytes``."""
+    return format_ns(value) if unit == "ns" else format_bytes(value)
+
+
 def format_signed(name: str, value: int) -> str:
     """A difference with its sign."""
     return ("+" if value > 0 else "") + format_quantity(name, value)
@@ -67,6 +72,7 @@ def title(name: str) -> str:
         "communication_ns": "communication time",
         "communication_bytes": "communicated bytes",
         "hidden_ns": "hidden communication",
+        "sent_bytes": "sent by a device",
         "memory_bytes": "memory",
     }.get(head, head.replace("_", " "))
     return f"{words}: {tail}" if tail else words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -26,12 +26,21 @@ class Alternative:
     mesh: str
     microbatches: int
     objective_ns: int
-    bound_ns: int
-    """No plan on this mesh, or on one that comes after it, has a smaller objective."""
+    """Objective A."""
+    bound_ns: int | None
+    """No plan on this mesh, or on one that comes after it, has a smaller objective; None where sent bytes are that."""
     memory_bytes: int
     """Per device."""
     step_ns: int
     """Predicted."""
+    objective_bytes: int | None = None
+    """What a device sends or needs, where that is the objective."""
+    bound_bytes: int | None = None
+    """As ``bound_ns``."""
+
+    def to_json(self) -> dict[str, object]:
+        """The figures that there are."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def best_on_other_meshes(
@@ -40,7 +49,7 @@ def best_on_other_meshes(
     count: int,
     search: Callable[[PreparedSearch], SearchResult],
 ) -> tuple[Alternative, ...]:
-    """The best plans on different meshes, the fastest first; fewer where nothing else fits.
+    """The best plans on different meshes, the best first; fewer where nothing else fits.
 
     Args:
         prepared: the request.
@@ -70,14 +79,24 @@ def best_on_other_meshes(
 def _alternative(prepared: PreparedSearch, result: SearchResult) -> Alternative:
     from tap_planner.cluster import part_of
     from tap_planner.program import lower
-    from tap_planner.simulate import predict
+    from tap_planner.simulate import predict, price_program
 
     program = lower(result.folded.graph, result.decisions)
+    used = part_of(prepared.cluster, result.mesh)
+    objective_ns, bound_ns = result.objective_ns, result.bound_ns
+    objective_bytes = bound_bytes = None
+    if prepared.options.objective == "communication":
+        objective_bytes, bound_bytes = result.objective_ns, result.bound_ns
+        objective_ns, bound_ns = price_program(program, used).objective_ns, None
+    elif result.smallest is not None:
+        objective_bytes, bound_bytes = result.memory_bytes, min(result.memory_bytes, result.smallest.bound_bytes)
     return Alternative(
         mesh=str(result.mesh),
         microbatches=result.decisions.microbatches,
-        objective_ns=result.objective_ns,
-        bound_ns=result.bound_ns,
+        objective_ns=objective_ns,
+        bound_ns=bound_ns,
         memory_bytes=result.memory_bytes,
-        step_ns=predict(program, part_of(prepared.cluster, result.mesh)).step_ns,
+        step_ns=predict(program, used).step_ns,
+        objective_bytes=objective_bytes,
+        bound_bytes=bound_bytes,
     )

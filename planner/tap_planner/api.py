@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tap_planner.alternatives import Alternative, best_on_other_meshes
-from tap_planner.errors import ApplyError, InfeasibleError
+from tap_planner.errors import ApplyError, InfeasibleError, UsageError
 from tap_planner.logs import NOTE
 from tap_planner.plan import (
     ApplyRequest,
@@ -30,13 +30,14 @@ from tap_planner.plan import (
     check_digests,
     diff_plans,
     expand,
+    gap_basis_points,
     idle_devices,
     read_plan,
 )
 from tap_planner.remedies import diagnose
 from tap_planner.requests import PreparedSearch, bind_options, limit_bytes, prepare
 from tap_planner.staying import check_old_plan, near_result
-from tap_planner.verification import CertificateReport, lagrangian_bound_ns, proof_entries, verify
+from tap_planner.verification import CertificateReport, lagrangian_bound, proof_entries, verify
 
 if TYPE_CHECKING:
     from tap_planner.apply import ApplyResult, VerificationReport
@@ -68,6 +69,12 @@ NOT_IN_OBJECTIVE = ("bucket latency", "overlap", "transient memory")
 """What objective A and memory model M leave out; docs/cost-model.md says how each enters the prediction."""
 NOT_IN_OBJECTIVE_OF_INFERENCE = ("overlap", "live activations", "transient memory")
 """The same in inference."""
+NOT_IN_SENT_BYTES = ("bucket padding", "algorithms that send more", "transient memory")
+"""What sent bytes and memory model M leave out, where these are the objective."""
+NOT_IN_SENT_BYTES_OF_INFERENCE = ("algorithms that send more", "live activations", "transient memory")
+"""The same in inference."""
+MANY_TIMES = 2
+"""A plan of the least communication whose operators take so many times as long as they must is worth a warning."""
 
 
 # -- planning ----------------------------------------------------------------------------------------------------
@@ -114,9 +121,17 @@ def alternatives(request: PlanRequest, document: PlanDocument, count: int) -> tu
 
 
 def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
+    objective = prepared.options.objective
     if old is None:
-        result = _fastest_predicted(prepared, _search(prepared))
+        result = _search(prepared)
+        if objective != "communication":
+            result = _fastest_predicted(prepared, result)
     else:
+        if objective != "time":
+            raise UsageError(
+                f"--stay-near allows a regret of time, the objective is {objective}",
+                hint="Leave --stay-near or --objective out.",
+            )
         check_old_plan(prepared, old)
         result = near_result(prepared, _search(prepared), old)
     for note in result.notes:
@@ -148,16 +163,20 @@ def _fastest_predicted(prepared: PreparedSearch, result: SearchResult) -> Search
             f"{steps[0] / 1e6:.3f} ms"
         )
     statistics = replace(result.statistics, strategies=chosen.statistics.strategies)
-    return replace(chosen, bound_ns=result.bound_ns, leaves=result.leaves, statistics=statistics)
+    return replace(
+        chosen, bound_ns=result.bound_ns, leaves=result.leaves, statistics=statistics, smallest=result.smallest
+    )
 
 
 def _search_all(prepared: PreparedSearch) -> SearchResult:
     """Search all parts of the space."""
-    from tap_planner.search import search_by_room, search_parts
+    from tap_planner.search import search_by_room, search_parts, search_smallest
 
     def limit(cluster: Cluster) -> int | None:
         return limit_bytes(cluster, prepared.options)
 
+    if prepared.options.objective == "memory":
+        return search_smallest(prepared.requests, limit)
     return search_parts(prepared.requests, lambda request: search_by_room(request, limit))
 
 
@@ -169,11 +188,13 @@ def _search(prepared: PreparedSearch) -> SearchResult:
 
 
 def _note_fewer(prepared: PreparedSearch, result: SearchResult) -> None:
-    """Say so if fewer devices are proven faster, unless the user has chosen: idle devices, a mesh, rules, a target."""
+    """Say so if fewer devices are proven faster, unless the user has chosen: idle devices, a mesh, rules, a target; or
+    another objective than time."""
     from tap_planner.search import fewer_devices
 
     options, devices = prepared.options, prepared.cluster.num_devices
-    fixed = options.mesh is not None or options.constraints or options.target is not None
+    chosen = options.mesh is not None or options.constraints or options.target is not None
+    fixed = chosen or options.objective != "time"
     if options.allow_idle or fixed or devices == 1:
         return
     fewer = fewer_devices(prepared.request, result)
@@ -189,17 +210,22 @@ def document_of(prepared: PreparedSearch, result: SearchResult) -> PlanDocument:
     """The document of a search result; its objective and collectives are counted from the lowered Program."""
     from tap_planner.cluster import idle_boxes, mesh_places, part_of
     from tap_planner.program import lower
-    from tap_planner.simulate import price_program
+    from tap_planner.simulate import price_program, sent_by_program
 
     graph = result.folded.graph
     program = lower(graph, result.decisions)
     used = part_of(prepared.cluster, result.mesh)
     price = price_program(program, used)
-    if (price.objective_ns, price.memory_bytes) != (result.objective_ns, result.memory_bytes):
+    sent = prepared.options.objective == "communication"
+    objective = sent_by_program(program, used) if sent else price.objective_ns
+    if (objective, price.memory_bytes) != (result.objective_ns, result.memory_bytes):
+        unit = "bytes sent" if sent else "ns"
         raise AssertionError(
-            f"the search priced the plan at {result.objective_ns} ns and {result.memory_bytes} bytes, "
-            f"its program costs {price.objective_ns} ns and {price.memory_bytes} bytes"
+            f"the search priced the plan at {result.objective_ns} {unit} and {result.memory_bytes} bytes, "
+            f"its program costs {objective} {unit} and {price.memory_bytes} bytes"
         )
+    if sent:
+        _warn_of_repeated_work(prepared, price, used, objective)
     collectives = _collective_entries(program, used, result.mesh)
     return build_document(
         producer=_producer(),
@@ -218,9 +244,22 @@ def document_of(prepared: PreparedSearch, result: SearchResult) -> PlanDocument:
         left_out=tuple(IdlePlaces(first=f, last=last) for f, last in idle_boxes(prepared.cluster, result.mesh)),
         collectives=collectives,
         predicted=_predicted(program, price, used),
-        certificate=_certificate(result),
+        certificate=_certificate(result, price, prepared.options.objective),
         idle=idle_devices(result.decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
     )
+
+
+def _warn_of_repeated_work(prepared: PreparedSearch, price: Price, used: Cluster, sent_bytes: int) -> None:
+    """Devices that all repeat the work have nothing to send: say so where that is the plan of least communication."""
+    from tap_planner.search import least_ns
+
+    least = least_ns(prepared.graph, used, prepared.options.precision)
+    if price.compute_ns >= MANY_TIMES * max(least, 1):
+        _log.warning(
+            f"a device sends {sent_bytes} bytes, but a step takes {price.objective_ns / 1e6:.3f} ms (objective A): its "
+            f"operators take {price.compute_ns / least:.1f} times as long as split over all devices, as devices repeat "
+            "work instead of sharing results; --objective time finds the fastest plan"
+        )
 
 
 def _producer() -> Producer:
@@ -293,19 +332,31 @@ def _tokens(program: Program) -> int | None:
     return None if new is None else new * program.graph.batch * program.decisions.microbatches
 
 
-def _certificate(result: SearchResult) -> Certificate:
+def _certificate(result: SearchResult, price: Price, objective: str) -> Certificate:
     proof = proof_entries(result.leaves)
-    lagrangian = lagrangian_bound_ns(proof, result.objective_ns)
-    bound_ns = max(result.bound_ns, lagrangian)
-    gap = result.objective_ns - bound_ns
-    statistics = result.statistics
+    lagrangian = lagrangian_bound(proof, result.objective_ns)
+    bound = max(result.bound_ns, lagrangian)
+    gap = gap_basis_points(result.objective_ns, bound)
+    training, statistics = result.decisions.mode == "train", result.statistics
+    left_out = NOT_IN_OBJECTIVE if training else NOT_IN_OBJECTIVE_OF_INFERENCE
+    proven: dict[str, Any] = {"bound_ns": bound, "lagrangian_bound_ns": lagrangian, "gap_basis_points": gap}
+    optimal = result.objective_ns == bound
+    if objective == "communication":
+        left_out = NOT_IN_SENT_BYTES if training else NOT_IN_SENT_BYTES_OF_INFERENCE
+        proven = {"objective_bytes": result.objective_ns, "bound_bytes": bound, "lagrangian_bound_bytes": lagrangian}
+        proven["gap_basis_points"] = gap
+    elif objective == "memory":
+        assert result.smallest is not None
+        least = min(result.smallest.bound_bytes, result.memory_bytes)
+        optimal = optimal and least == result.memory_bytes
+        proven |= {"objective_bytes": result.memory_bytes, "bound_bytes": least, "time_gap_basis_points": gap}
+        proven["gap_basis_points"] = gap_basis_points(result.memory_bytes, least)
+        proven["memory_proof"] = proof_entries(result.smallest.leaves)
     return Certificate(
-        objective_ns=result.objective_ns,
-        bound_ns=bound_ns,
-        lagrangian_bound_ns=lagrangian,
+        objective_ns=price.objective_ns,
         proof=proof,
-        gap_basis_points=-(-gap * 10_000 // max(bound_ns, 1)),
-        status="optimal" if gap == 0 else "feasible",
+        status="optimal" if optimal else "feasible",
+        **proven,
         space={
             "meshes": statistics.meshes,
             "configurations": statistics.configurations,
@@ -313,7 +364,7 @@ def _certificate(result: SearchResult) -> Certificate:
             "pruned": statistics.pruned,
             "strategies": statistics.strategies,
         },
-        not_in_objective=NOT_IN_OBJECTIVE if result.decisions.mode == "train" else NOT_IN_OBJECTIVE_OF_INFERENCE,
+        not_in_objective=left_out,
         near=result.near,
     )
 

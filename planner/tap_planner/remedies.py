@@ -33,7 +33,8 @@ def diagnose(prepared: PreparedSearch, failure: InfeasibleError) -> InfeasibleEr
         prepared: the request.
         failure: the answer to it.
     """
-    return _Diagnosis(prepared, failure).error()
+    options = replace(prepared.options, objective="time")  # whether a plan fits does not depend on what is least
+    return _Diagnosis(replace(prepared, options=options), failure, prepared.options.objective).error()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class _Limit:
 
 
 class _Diagnosis:
-    def __init__(self, prepared: PreparedSearch, failure: InfeasibleError) -> None:
+    def __init__(self, prepared: PreparedSearch, failure: InfeasibleError, objective: str) -> None:
+        self._with = "" if objective == "time" else " with --objective time"
         self._prepared = prepared
         self._options = prepared.options
         self._failure = failure
@@ -109,7 +111,7 @@ class _Diagnosis:
         self._remedies.append(
             Remedy(
                 kind=kind,
-                text=f"{text}: a step of {_milliseconds(found.objective_ns)} ms or less",
+                text=f"{text}: a step of {_milliseconds(found.objective_ns)} ms or less{self._with}",
                 options=given,
                 objective_ns=found.objective_ns,
                 memory_bytes=found.memory_bytes,

@@ -122,6 +122,7 @@ def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOpt
 def _request(
     space: _Space, cluster: Cluster, options: PlanOptions, meshes: tuple[Mesh, ...], zero_levels: tuple[int, ...]
 ) -> SearchRequest:
+    from tap_planner.cost import PriceList
     from tap_planner.search import SearchRequest
 
     training = options.mode == "train"
@@ -142,6 +143,7 @@ def _request(
         loss_output=_loss_output(space.whole),
         uniform_settings=space.target is not None and space.target.uniform_settings,
         hybrid_zero=space.target is None or space.target.hybrid_zero,
+        prices=PriceList.VOLUME if options.objective == "communication" else PriceList.TIME,
     )
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tap_planner.errors import ApplyError, PlanFormatError
-from tap_planner.plan import PlanDocument, ProofEntry, compute_digests, expand
+from tap_planner.plan import Claim, PlanDocument, ProofEntry, compute_digests, expand
 from tap_planner.requests import PreparedSearch, limit_bytes, prepare
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
     from tap_planner.graph import Graph
     from tap_planner.plan import Decisions, OperatorDecision
+    from tap_planner.program import Program
     from tap_planner.search import Leaf
 
 __all__ = ["CertificateReport", "leaves_of", "proof_entries", "verify"]
@@ -31,11 +32,11 @@ class CertificateReport:
 
     findings: tuple[str, ...]
     """What is not as the certificate says; empty: all is."""
-    objective_ns: int
-    lagrangian_bound_ns: int
-    """Verified."""
-    bound_ns: int
-    """Proven by the solver: claimed, and with ``replayed`` proven again."""
+    objective: str
+    """What was to be least: ``time``, ``memory`` or ``communication``."""
+    claims: tuple[Claim, ...]
+    """What is proven. Of each the Lagrangian bound is verified, and the solver's claimed, or with ``replayed`` proven
+    again."""
     num_leaves: int
     num_meshes: int
     replayed: bool
@@ -52,17 +53,38 @@ class CertificateReport:
             more = len(self.findings) - MAX_SHOWN
             rest = (f"... and {more} more",) if more > 0 else ()
             return ("The certificate does not hold:", *self.findings[:MAX_SHOWN], *rest)
-        solver = "proven again" if self.replayed else "claimed; --replay proves it again"
         return (
-            f"objective {self.objective_ns} ns and memory: equal to the price of the lowered plan",
+            f"objective {self._objectives()}: equal to the price of the lowered plan",
             f"coverage: {self.num_leaves} parts with bounds cover all configurations of {self.num_meshes} meshes",
-            f"Lagrangian bound {self.lagrangian_bound_ns} ns, gap {self._gap(self.lagrangian_bound_ns)} (verified)",
-            f"solver's bound {self.bound_ns} ns, gap {self._gap(self.bound_ns)} ({solver})",
+            *(line for claim in self.claims for line in self._bounds(claim)),
             f"verified in {self.seconds:.1f} s",
         )
 
-    def _gap(self, bound_ns: int) -> str:
-        return f"{100 * (self.objective_ns - bound_ns) / max(bound_ns, 1):.3f} %"
+    def _objectives(self) -> str:
+        first = self.claims[0]
+        if self.objective == "communication":
+            return f"{first.objective} bytes sent, time and memory"
+        if self.objective == "memory":
+            return f"{first.objective} bytes of memory and {self.claims[1].objective} ns"
+        return f"{first.objective} ns and memory"
+
+    def _bounds(self, claim: Claim) -> Iterator[str]:
+        solver = "proven again" if self.replayed else "claimed; --replay proves it again"
+        if self.objective == "memory" and claim is self.claims[0]:  # no solver takes part
+            yield f"least memory: bound {claim.bound} bytes, gap {_gap(claim.objective, claim.bound)} (verified)"
+            return
+        within = "in that memory: " if self.objective == "memory" else ""
+        lagrangian = claim.lagrangian or 0
+        yield (
+            f"{within}Lagrangian bound {lagrangian} {claim.unit}, gap {_gap(claim.objective, lagrangian)} (verified)"
+        )
+        yield (
+            f"{within}solver's bound {claim.bound} {claim.unit}, gap {_gap(claim.objective, claim.bound)} ({solver})"
+        )
+
+
+def _gap(objective: int, bound: int) -> str:
+    return f"{100 * (objective - bound) / max(bound, 1):.3f} %"
 
 
 # -- leaves in plans ---------------------------------------------------------------------------------------------
@@ -127,9 +149,9 @@ def leaves_of(entries: Sequence[ProofEntry]) -> tuple[Leaf, ...]:
     )
 
 
-def lagrangian_bound_ns(entries: Sequence[ProofEntry], objective_ns: int) -> int:
+def lagrangian_bound(entries: Sequence[ProofEntry], objective: int) -> int:
     """What elimination proves of the whole space, no more than the objective."""
-    return min([objective_ns, *(entry.bound_ns for entry in entries if entry.by != "infeasible")])
+    return min([objective, *(entry.bound_ns for entry in entries if entry.by != "infeasible")])
 
 
 # -- verifying ---------------------------------------------------------------------------------------------------
@@ -148,11 +170,11 @@ def verify(document: PlanDocument, model: Path, *, replay: bool = False) -> Cert
         PlanFormatError: the plan holds no proof.
     """
     from tap_planner.cluster import Cluster
-    from tap_planner.search import verify_leaves
+    from tap_planner.search import verify_in_memory, verify_leaves, verify_memory
 
     started = time.perf_counter()
     certificate = document.certificate
-    if certificate.lagrangian_bound_ns is None or not certificate.proof:
+    if document.claims[-1].lagrangian is None or not all(claim.proof for claim in document.claims):
         raise PlanFormatError(
             "certificate.proof: the plan holds none: an older tap-plan wrote it", hint="Plan again with tap-plan."
         )
@@ -166,14 +188,24 @@ def verify(document: PlanDocument, model: Path, *, replay: bool = False) -> Cert
         )
     findings = [*_digests(document), *_claims(document), *_plan(document, prepared)]
     leaves = leaves_of(certificate.proof)
-    wrong = verify_leaves(prepared.requests, lambda part: limit_bytes(part, prepared.options), leaves, replay=replay)
+    needs = leaves_of(certificate.memory_proof)
+
+    def limit(part: Cluster) -> int | None:
+        return limit_bytes(part, prepared.options)
+
+    if prepared.options.objective == "memory":
+        most = certificate.objective_bytes or 0
+        wrong = verify_memory(prepared.requests, limit, needs)
+        findings += (f"memory_proof: {finding.where}: {finding.what}" for finding in wrong)
+        wrong = verify_in_memory(prepared.requests, limit, leaves, needs, most, replay=replay)
+    else:
+        wrong = verify_leaves(prepared.requests, limit, leaves, replay=replay)
     findings += (f"proof: {finding.where}: {finding.what}" for finding in wrong)
     return CertificateReport(
         findings=tuple(findings),
-        objective_ns=certificate.objective_ns,
-        lagrangian_bound_ns=certificate.lagrangian_bound_ns,
-        bound_ns=certificate.bound_ns,
-        num_leaves=len(leaves),
+        objective=prepared.options.objective,
+        claims=document.claims,
+        num_leaves=len(leaves) + len(needs),
         num_meshes=sum(len(request.meshes) for request in prepared.requests),
         replayed=replay,
         seconds=time.perf_counter() - started,
@@ -188,20 +220,25 @@ def _digests(document: PlanDocument) -> Iterator[str]:
 def _claims(document: PlanDocument) -> Iterator[str]:
     """The figures of the certificate against each other."""
     certificate = document.certificate
-    feasible = [entry for entry in certificate.proof if entry.by != "infeasible"]
-    proven = [entry.bound_ns if entry.solver_ns is None else entry.solver_ns for entry in feasible]
-    lagrangian = lagrangian_bound_ns(certificate.proof, certificate.objective_ns)
-    if certificate.lagrangian_bound_ns != lagrangian:
-        yield f"lagrangian_bound_ns: {certificate.lagrangian_bound_ns}, expected {lagrangian}, the least in proof"
-    bound = min([certificate.objective_ns, *proven])
-    if certificate.bound_ns > bound:
-        yield f"bound_ns: {certificate.bound_ns}, expected at most {bound}, the least in proof"
-    gap = certificate.objective_ns - certificate.bound_ns
-    points = -(-gap * 10_000 // max(certificate.bound_ns, 1))
-    if certificate.gap_basis_points != points:
-        yield f"gap_basis_points: {certificate.gap_basis_points}, expected {points}"
-    if (certificate.status == "optimal") != (gap == 0):
-        yield f"status: {certificate.status}, but the gap is {gap} ns"
+    for claim in document.claims:
+        feasible = [entry for entry in claim.proof if entry.by != "infeasible"]
+        proven = [entry.bound_ns if entry.solver_ns is None else entry.solver_ns for entry in feasible]
+        lagrangian = lagrangian_bound(claim.proof, claim.objective)
+        if claim.lagrangian not in (None, lagrangian):
+            yield f"lagrangian_bound_{claim.unit}: {claim.lagrangian}, expected {lagrangian}, the least in proof"
+        bound = min([claim.objective, *proven])
+        if claim.bound > bound:
+            yield f"bound_{claim.unit}: {claim.bound}, expected at most {bound}, the least in proof"
+    first, last = document.claims[0], document.claims[-1]
+    if certificate.gap_basis_points != first.gap_basis_points:
+        yield f"gap_basis_points: {certificate.gap_basis_points}, expected {first.gap_basis_points}"
+    time_gap = last.gap_basis_points if document.options.objective == "memory" else None
+    if certificate.time_gap_basis_points != time_gap:
+        yield f"time_gap_basis_points: {certificate.time_gap_basis_points}, expected {time_gap}"
+    gaps = [claim.objective - claim.bound for claim in document.claims]
+    if (certificate.status == "optimal") != (not any(gaps)):
+        shown = " and ".join(f"{gap} {claim.unit}" for gap, claim in zip(gaps, document.claims, strict=True))
+        yield f"status: {certificate.status}, but the gap is {shown}"
 
 
 def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
@@ -233,6 +270,7 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     used: Cluster = part_of(prepared.cluster, mesh)
     price = price_program(program, used)
     yield from _settings(prepared, mesh, graph, decisions)
+    yield from _objective_bytes(document, program, used, price.memory_bytes)
     if price.objective_ns != document.certificate.objective_ns:
         yield f"objective_ns: {document.certificate.objective_ns}, the lowered plan costs {price.objective_ns}"
     if price.memory_bytes != document.predicted.total_memory_bytes:
@@ -240,6 +278,19 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     limit = limit_bytes(used, prepared.options)
     if limit is not None and price.memory_bytes > limit:
         yield f"memory_bytes: the lowered plan needs {price.memory_bytes}, the limit is {limit}"
+
+
+def _objective_bytes(document: PlanDocument, program: Program, used: Cluster, memory_bytes: int) -> Iterator[str]:
+    """What the plan sends or needs, where that is its objective."""
+    from tap_planner.simulate import sent_by_program
+
+    objective, claimed = document.options.objective, document.certificate.objective_bytes
+    if objective == "communication":
+        sent = sent_by_program(program, used)
+        if claimed != sent:
+            yield f"objective_bytes: {claimed}, the lowered plan sends {sent}"
+    elif objective == "memory" and claimed != memory_bytes:
+        yield f"objective_bytes: {claimed}, the lowered plan needs {memory_bytes}"
 
 
 def _settings(prepared: PreparedSearch, mesh: Mesh, graph: Graph, decisions: Decisions) -> Iterator[str]:

@@ -35,6 +35,7 @@ from tap_planner.plan.document import (
     BlockKey,
     BucketEntry,
     Certificate,
+    Claim,
     CollectiveEntry,
     Digests,
     FoldedDecisions,
@@ -52,6 +53,7 @@ from tap_planner.plan.document import (
     RedistributionEntry,
     RepeatEntry,
     Stage,
+    gap_basis_points,
     row_major_ranks,
 )
 from tap_planner.plan.expand import ExpandedParts, expand, expand_parts
@@ -59,6 +61,7 @@ from tap_planner.plan.fold import fold_decisions
 from tap_planner.plan.options import (
     LOSSES,
     MODES,
+    OBJECTIVES,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -78,6 +81,7 @@ __all__ = [
     "LOSSES",
     "MEMORY_KINDS",
     "MODES",
+    "OBJECTIVES",
     "OPTIMIZERS",
     "PHASES",
     "PRECISIONS",
@@ -94,6 +98,7 @@ __all__ = [
     "BucketEntry",
     "Certificate",
     "ChangeKind",
+    "Claim",
     "CollectiveChange",
     "CollectiveEntry",
     "Constraint",
@@ -141,6 +146,7 @@ __all__ = [
     "expand_parts",
     "fold_decisions",
     "from_text",
+    "gap_basis_points",
     "idle_devices",
     "load_constraints",
     "parse_constraint",

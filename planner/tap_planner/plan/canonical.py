@@ -18,8 +18,8 @@ MAX_BYTES = 1 << 30
 """Largest plan file that is read."""
 
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
-_INNER_LISTS = {"blocks": "operators", "repeats": "names", "certificate": "proof"}
-"""Sections whose entries are broken up further, and the key whose items stand one a line."""
+_INNER_LISTS = {"blocks": ("operators",), "repeats": ("names",), "certificate": ("memory_proof", "proof")}
+"""Sections whose entries are broken up further, and the keys whose items stand one a line."""
 
 
 def to_text(document: PlanDocument) -> str:
@@ -39,21 +39,21 @@ def _compact(value: object) -> str:
 
 def _section(key: str, value: object) -> str:
     if isinstance(value, list) and value:
-        inner = _INNER_LISTS.get(key)
+        inner = _INNER_LISTS.get(key, ())
         lines = [_entry(item, inner) for item in value]
         return "[\n    " + ",\n    ".join(lines) + "\n  ]"
     if isinstance(value, dict) and key == "inputs":
         lines = [f"{_compact(name)}: {_compact(part)}" for name, part in value.items()]
         return "{\n    " + ",\n    ".join(lines) + "\n  }"
-    return _entry(value, _INNER_LISTS.get(key))
+    return _entry(value, _INNER_LISTS.get(key, ()))
 
 
-def _entry(entry: object, inner: str | None) -> str:
-    if inner is None or not isinstance(entry, dict) or not entry.get(inner):
+def _entry(entry: object, inner: tuple[str, ...]) -> str:
+    if not isinstance(entry, dict) or not any(entry.get(key) for key in inner):
         return _compact(entry)
     parts: list[str] = []
     for key, value in entry.items():
-        parts.append(f"{_compact(key)}: {_lines(value) if key == inner else _compact(value)}")
+        parts.append(f"{_compact(key)}: {_lines(value) if key in inner and value else _compact(value)}")
     return "{" + ", ".join(parts) + "}"
 
 

@@ -59,6 +59,7 @@ def document_from_json(root: Value) -> PlanDocument:
     digests = root.get("digests")
     idle = root.get("idle")
     cluster = {key: value.data for key, value in root["inputs"]["cluster"].entries()}
+    options = options_from_json(root["options"])
     return PlanDocument(
         format_version=root["format_version"].text(),
         producer=Producer(
@@ -66,7 +67,7 @@ def document_from_json(root: Value) -> PlanDocument:
         ),
         model=_model(root["inputs"]["model"]),
         cluster=cluster,
-        options=options_from_json(root["options"]),
+        options=options,
         mesh=mesh,
         pipeline=_pipeline(root["pipeline"]),
         folded=FoldedDecisions(
@@ -79,7 +80,7 @@ def document_from_json(root: Value) -> PlanDocument:
         collectives=root["collectives"].each(lambda value: _collective(value, axes)),
         idle=() if idle is None else idle.each(lambda value: _idle(value, mesh)),
         predicted=_predicted(root["predicted"]),
-        certificate=_certificate(root["certificate"]),
+        certificate=_certificate(root["certificate"], options.objective),
         digests=digests and Digests(decisions=digests["decisions"].text(), plan=digests["plan"].text()),
     )
 
@@ -359,21 +360,33 @@ def _predicted(value: Value) -> Predicted:
     )
 
 
-def _certificate(value: Value) -> Certificate:
+def _certificate(value: Value, objective: str) -> Certificate:
+    def number(key: str) -> int | None:
+        return None if (found := value.get(key)) is None else found.integer()
+
+    sent = objective == "communication"
+    memory = value.get("memory_proof")
     return Certificate(
         objective_ns=value["objective_ns"].integer(),
-        bound_ns=value["bound_ns"].integer(),
+        bound_ns=0 if sent else value["bound_ns"].integer(),
+        objective_bytes=None if objective == "time" else value["objective_bytes"].integer(),
+        bound_bytes=None if objective == "time" else value["bound_bytes"].integer(),
+        lagrangian_bound_bytes=number("lagrangian_bound_bytes"),
+        time_gap_basis_points=number("time_gap_basis_points"),
+        memory_proof=() if memory is None else memory.each(lambda entry: _proof(entry, "bytes")),
         gap_basis_points=value["gap_basis_points"].integer(),
         status=value["status"].text(_STATUSES),
         space=value["space"].counts(),
         not_in_objective=value["not_in_objective"].texts(),
         near=None if (near := value.get("near")) is None else _near(near),
-        lagrangian_bound_ns=None if (least := value.get("lagrangian_bound_ns")) is None else least.integer(),
-        proof=() if (proof := value.get("proof")) is None else proof.each(_proof),
+        lagrangian_bound_ns=number("lagrangian_bound_ns"),
+        proof=()
+        if (proof := value.get("proof")) is None
+        else proof.each(lambda entry: _proof(entry, "bytes" if sent else "ns")),
     )
 
 
-def _proof(value: Value) -> ProofEntry:
+def _proof(value: Value, unit: str) -> ProofEntry:
     def number(key: str) -> int | None:
         return None if (found := value.get(key)) is None else found.integer()
 
@@ -393,10 +406,10 @@ def _proof(value: Value) -> ProofEntry:
         and_more=flag("and_more"),
         and_multiples=flag("and_multiples"),
         by=value["by"].text(PROOF_KINDS),
-        bound_ns=number("bound_ns") or 0,
+        bound_ns=number(f"bound_{unit}") or 0,
         multiplier=(multiplier[0], multiplier[1]),
         whole_batch=flag("whole_batch"),
-        solver_ns=number("solver_ns"),
+        solver_ns=number(f"solver_{unit}"),
     )
 
 

@@ -6,7 +6,17 @@ from typing import Literal, cast
 
 from tap_planner.errors import PlanFormatError
 from tap_planner.operators import ComputeKind, CustomRule, FactorKind, RuleProblemError, custom_rule
-from tap_planner.plan.options import LOSSES, MODES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TARGETS, Auto, PlanOptions
+from tap_planner.plan.options import (
+    LOSSES,
+    MODES,
+    OBJECTIVES,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    TARGETS,
+    Auto,
+    PlanOptions,
+)
 from tap_planner.plan.reader import MAX_INTEGER, REMEDY, Value, fail
 from tap_planner.plan.rules import Constraint
 
@@ -27,6 +37,7 @@ def options_from_json(value: Value) -> PlanOptions:
         optimizer=value["optimizer"].text(OPTIMIZERS),
         loss=loss and loss["kind"].text(LOSSES),
         loss_output=loss and loss["output"].text(),
+        objective="time" if (objective := value.get("objective")) is None else objective.text(OBJECTIVES),
         cost=value["cost"].text(),
         zero=_auto(value["zero"], most=3),
         microbatches=_auto(value["microbatches"], least=1),

@@ -136,7 +136,7 @@ def diff_plans(old: PlanDocument, new: PlanDocument) -> PlanDiff:
         verdict=verdict,
         model=compare_values(_model(old), _model(new)),
         cluster=compare_values(flatten(old.cluster), flatten(new.cluster)),
-        options=compare_values(flatten(options_to_json(old.options)), flatten(options_to_json(new.options))),
+        options=compare_values(_options(old), _options(new)),
         mesh=compare_values(_mesh(old), _mesh(new)),
         operators=_entities(before, after, _operators),
         parameters=_entities(before, after, _parameters),
@@ -177,6 +177,11 @@ def compare_values(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> tupl
     )
 
 
+def _options(document: PlanDocument) -> dict[str, Scalar]:
+    options = document.options
+    return {"objective": options.objective, **flatten(options_to_json(options))}
+
+
 def _model(document: PlanDocument) -> dict[str, Scalar]:
     model = document.model
     return {
@@ -208,10 +213,14 @@ def _place(place: tuple[int, ...]) -> str:
 
 def _certificate(document: PlanDocument) -> dict[str, Scalar]:
     certificate = document.certificate
+    sent = document.options.objective == "communication"
     return {
+        "objective_bytes": certificate.objective_bytes,
+        "bound_bytes": certificate.bound_bytes,
         "objective_ns": certificate.objective_ns,
-        "bound_ns": certificate.bound_ns,
+        "bound_ns": None if sent else certificate.bound_ns,
         "gap_basis_points": certificate.gap_basis_points,
+        "time_gap_basis_points": certificate.time_gap_basis_points,
         "status": certificate.status,
     }
 
@@ -229,6 +238,7 @@ def _predicted(document: PlanDocument) -> dict[str, int]:
         "compute_ns": predicted.compute_ns,
         "communication_ns": predicted.communication_ns,
         "hidden_ns": predicted.hidden_ns,
+        "sent_bytes": document.sent_bytes,
         "memory_bytes": predicted.total_memory_bytes,
     }
     kinds = (*MEMORY_KINDS, *(kind for kind in predicted.memory_bytes if kind not in MEMORY_KINDS))

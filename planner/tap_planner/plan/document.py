@@ -19,6 +19,7 @@ from tap_planner.plan.decisions import (
     RedistributionDecision,
 )
 from tap_planner.plan.options import PlanOptions
+from tap_planner.sharding import SENDING_KINDS, sent_bytes
 
 SCHEMA_URI = "https://tap-planner.invalid/schema/plan-1.json"
 FORMAT_MAJOR = 1
@@ -285,9 +286,10 @@ class ProofEntry:
     by: str
     """``split``, ``relaxed``, ``tightened`` or ``infeasible`` (docs/certificate.md)."""
     bound_ns: int = 0
-    """Nothing that fits is faster: by elimination, so that it can be computed again."""
+    """Nothing that fits is faster: by elimination, so that it can be computed again. In bytes in the proof of least
+    memory, and where sent bytes are the objective."""
     multiplier: tuple[int, int] = (0, 1)
-    """Numerator and denominator, in ns per byte."""
+    """Numerator and denominator, in ns (or bytes sent) per byte."""
     whole_batch: bool = False
     """Whether the bound comes from the graph of the first microbatch count."""
     solver_ns: int | None = None
@@ -308,14 +310,58 @@ PROOF_KINDS = ("split", "relaxed", "tightened", "infeasible")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """That no plan of the space is better by more than a gap."""
+
+    unit: str
+    """``ns`` of a step, or ``bytes`` that a device sends or needs."""
+    objective: int
+    """Of the plan."""
+    bound: int
+    """No plan is below."""
+    lagrangian: int | None
+    """What elimination alone proves; None in plans without a proof, and of least memory, which has no other."""
+    proof: tuple[ProofEntry, ...]
+
+    @property
+    def gap_basis_points(self) -> int:
+        """The objective above the bound, rounded up."""
+        return gap_basis_points(self.objective, self.bound)
+
+    @property
+    def lagrangian_gap_basis_points(self) -> int | None:
+        """The objective above what elimination proves, rounded up; None where that is not known."""
+        return None if self.lagrangian is None else gap_basis_points(self.objective, self.lagrangian)
+
+
+def gap_basis_points(objective: int, bound: int) -> int:
+    """By how much an objective lies above a bound, in hundredths of a percent of the bound, rounded up."""
+    return -(-(objective - bound) * 10_000 // max(bound, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """How good the plan is proven to be."""
 
     objective_ns: int
-    bound_ns: int
+    """Objective A of the plan, whatever its objective is."""
+    bound_ns: int = 0
+    """Nothing that fits (under objective ``memory``: in the least memory) is faster; 0 under ``communication``, where
+    nothing is proven of times."""
     gap_basis_points: int
+    """Of what the objective names, rounded up."""
     status: str
-    """``optimal`` or ``feasible``."""
+    """``optimal`` or ``feasible``: ``optimal`` if there is no gap at all."""
+    objective_bytes: int | None = None
+    """What a device sends in a step, or its memory, where that is the objective."""
+    bound_bytes: int | None = None
+    """No plan that fits sends (needs) less."""
+    lagrangian_bound_bytes: int | None = None
+    """Under ``communication``, as ``lagrangian_bound_ns`` for times."""
+    time_gap_basis_points: int | None = None
+    """Under ``memory``, of the time among the plans that need no more."""
+    memory_proof: tuple[ProofEntry, ...] = ()
+    """Under ``memory``, how much memory every part of the space needs."""
     space: Mapping[str, int]
     """Sizes of what was enumerated (``meshes``, ``strategies``, ...)."""
     not_in_objective: tuple[str, ...]
@@ -326,13 +372,26 @@ class Certificate:
     proof: tuple[ProofEntry, ...] = ()
     """How every part of the space is bounded."""
 
-    @property
-    def lagrangian_gap_basis_points(self) -> int | None:
-        """The objective above ``lagrangian_bound_ns``, rounded up; None where that is not known."""
-        if self.lagrangian_bound_ns is None:
-            return None
-        gap = self.objective_ns - self.lagrangian_bound_ns
-        return -(-gap * 10_000 // max(self.lagrangian_bound_ns, 1))
+    def claims(self, objective: str) -> tuple[Claim, ...]:
+        """What is proven of a plan with an objective, what that names first."""
+        time = Claim(
+            unit="ns",
+            objective=self.objective_ns,
+            bound=self.bound_ns,
+            lagrangian=self.lagrangian_bound_ns,
+            proof=self.proof,
+        )
+        if objective == "time":
+            return (time,)
+        memory = objective == "memory"
+        size = Claim(
+            unit="bytes",
+            objective=self.objective_bytes or 0,
+            bound=self.bound_bytes or 0,
+            lagrangian=None if memory else self.lagrangian_bound_bytes,
+            proof=self.memory_proof if memory else self.proof,
+        )
+        return (size, time) if memory else (size,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +435,22 @@ class PlanDocument:
     idle: tuple[IdleDevices, ...] = ()
     digests: Digests | None = None
     """None until ``with_digests`` has computed them."""
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What is proven, what the objective names first."""
+        return self.certificate.claims(self.options.objective)
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the rank at coordinate 0 sends in a step, each collective of the list at the least that it can do with;
+        buckets with their padding, collectives that are not known with all of their payload."""
+        sizes = {axis.name: axis.size for axis in self.mesh.axes}
+        total = 0
+        for entry in self.collectives:
+            kind = entry.kind if entry.kind in SENDING_KINDS else "send_recv"
+            total += entry.count * sent_bytes(kind, math.prod(sizes[axis] for axis in entry.axes), entry.bytes)
+        return total
 
     @property
     def num_idle(self) -> int:

@@ -114,6 +114,8 @@ def options_to_json(options: PlanOptions) -> Json:
         "freeze": list(options.freeze),
         "train": list(options.train),
     }
+    if options.objective != "time":
+        json["objective"] = options.objective
     if options.target is not None:
         json["target"] = options.target
     if options.allow_idle:
@@ -340,21 +342,32 @@ def _predicted(document: PlanDocument) -> Json:
 
 
 def _certificate(document: PlanDocument) -> Json:
-    certificate = document.certificate
-    return {
+    certificate, objective = document.certificate, document.options.objective
+    unit = "bytes" if objective == "communication" else "ns"
+    sent = {
+        "objective_bytes": certificate.objective_bytes,
+        "bound_bytes": certificate.bound_bytes,
+        "lagrangian_bound_bytes": certificate.lagrangian_bound_bytes,
         "objective_ns": certificate.objective_ns,
-        "bound_ns": certificate.bound_ns,
-        **({} if certificate.lagrangian_bound_ns is None else {"lagrangian_bound_ns": certificate.lagrangian_bound_ns}),
+        "bound_ns": None if objective == "communication" else certificate.bound_ns,
+        "lagrangian_bound_ns": certificate.lagrangian_bound_ns,
+    }
+    memory = [_proof(entry, "bytes") for entry in certificate.memory_proof]
+    time_gap = certificate.time_gap_basis_points
+    return {
+        **{key: value for key, value in sent.items() if value is not None},
         "gap_basis_points": certificate.gap_basis_points,
+        **({} if time_gap is None else {"time_gap_basis_points": time_gap}),
         "status": certificate.status,
         "space": _sorted(certificate.space),
         "not_in_objective": list(certificate.not_in_objective),
         **({} if certificate.near is None else {"near": asdict(certificate.near)}),
-        **({"proof": [_proof(entry) for entry in certificate.proof]} if certificate.proof else {}),
+        **({"memory_proof": memory} if memory else {}),
+        **({"proof": [_proof(entry, unit) for entry in certificate.proof]} if certificate.proof else {}),
     }
 
 
-def _proof(entry: ProofEntry) -> Json:
+def _proof(entry: ProofEntry, unit: str) -> Json:
     """Keys whose value is the default are left out."""
     json: Json = {"mesh": entry.mesh}
     if entry.part:
@@ -370,11 +383,11 @@ def _proof(entry: ProofEntry) -> Json:
         json["and_multiples"] = True
     json["by"] = entry.by
     if entry.bound_ns:
-        json["bound_ns"] = entry.bound_ns
+        json[f"bound_{unit}"] = entry.bound_ns
     if entry.multiplier[0]:
         json["multiplier"] = list(entry.multiplier)
     if entry.whole_batch:
         json["whole_batch"] = True
     if entry.solver_ns is not None:
-        json["solver_ns"] = entry.solver_ns
+        json[f"solver_{unit}"] = entry.solver_ns
     return json

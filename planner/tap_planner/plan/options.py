@@ -15,6 +15,7 @@ OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 LOSSES = ("mean", "sum", "cross-entropy")
 RECOMPUTES = ("none", "selective", "full")
+OBJECTIVES = ("time", "memory", "communication")
 TARGETS = ("torchtitan", "megatron", "deepspeed", "transformers")
 
 Auto = Literal["auto"]
@@ -37,6 +38,9 @@ class PlanOptions:
     """``mean``, ``sum`` or ``cross-entropy``; None in a request: the mean, with a warning; None in inference."""
     loss_output: str | None = None
     """Graph output that the loss reads; None in a request: the first float output."""
+    objective: str = "time"
+    """What is to be least: ``time`` (objective A), ``memory`` (per device; of the plans that need the least, the time)
+    or ``communication`` (bytes that a device sends in a step)."""
     cost: str = "topology"
     """Cost model."""
     zero: int | Auto = "auto"

@@ -23,12 +23,13 @@ from tap_planner.search.near import stay_near
 from tap_planner.search.obstacles import Obstacle, find_obstacles
 from tap_planner.search.planner import search
 from tap_planner.search.proof import Leaf, Proof, ProofKind, mesh_label
-from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics
+from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics, Smallest
 from tap_planner.search.resolving import keep_demands, merge_rules, resolve
 from tap_planner.search.roles import ROLES, Roles
+from tap_planner.search.smallest import search_smallest, smallest
 from tap_planner.search.solver import Solver
 from tap_planner.search.targets import TARGETS, Target, Variant, target_rules
-from tap_planner.search.verify import LeafFinding, verify_leaves
+from tap_planner.search.verify import LeafFinding, verify_in_memory, verify_leaves, verify_memory
 from tap_planner.search.weighting import Outcome, Weights
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "SearchSpace",
     "SearchStatistics",
     "Settings",
+    "Smallest",
     "Solver",
     "SpaceRules",
     "StrategyFilter",
@@ -79,9 +81,13 @@ __all__ = [
     "search",
     "search_by_room",
     "search_parts",
+    "search_smallest",
+    "smallest",
     "stay_near",
     "target_rules",
     "useful_meshes",
+    "verify_in_memory",
     "verify_leaves",
+    "verify_memory",
     "zero_settings",
 ]

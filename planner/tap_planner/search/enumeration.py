@@ -11,8 +11,10 @@ from tap_planner.search.configuration import Configuration, Recompute, Settings,
 from tap_planner.search.constraints import NO_RULES
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.feasibility import first_conflict
+from tap_planner.search.lean import lean_solver
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.request import SearchRequest, does_not_fit
+from tap_planner.search.solver import Solver
 from tap_planner.sharding import BatchMap, block_hints, map_batch
 
 __all__ = ["SearchSpace"]
@@ -182,3 +184,13 @@ class SearchSpace:
         )
         model = self.model(mesh, self.counts[0] if whole_batch else microbatches)
         return CostedModel(model, configuration, repeat=1 if whole_batch else None)
+
+    def solver(
+        self, mesh: int, settings: Settings, room: int | None, microbatches: int, *, whole_batch: bool = False
+    ) -> Solver:
+        """A solver of a configuration; see ``costed``."""
+        costed = self.costed(mesh, settings, room, microbatches, whole_batch=whole_batch)
+        limit = self._request.limit_bytes
+        if not self._request.lean or limit is None or whole_batch:
+            return Solver(costed)
+        return lean_solver(costed, limit)

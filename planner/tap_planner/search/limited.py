@@ -32,6 +32,8 @@ LARGEST_WEIGHTED = 1 << 50
 """Weighted costs of solutions stay below this (before SCALE), so that their sums stay below what is infinite."""
 LARGEST_ENTRY = 8
 """Single entries of tables may be so many times what a solution costs."""
+CLIMB = 4
+"""By how much a multiplier is raised where the limit is the least memory."""
 MAX_CROSSINGS = 40
 """Multipliers that are tried for one configuration."""
 
@@ -237,7 +239,22 @@ class LimitedSearch:
         if self._limit is None or self._probe is None:
             return
         self._evaluate(self._probe[1], exact=True)
+        if self._solver.is_lean:
+            self._climb()
         self._mix()
+
+    def _climb(self) -> None:
+        """Raise the multiplier while that raises the bound: where the limit is the least memory that there is the bound
+        of the exact model never falls, only what tables leave open makes it."""
+        for _ in range(MAX_CROSSINGS):
+            assert self._probe is not None
+            best, weight = self._probe
+            higher = self._rounded(weight * CLIMB)
+            if higher in self._tried:
+                break
+            self._evaluate(higher, exact=True)
+            if self._probe[0] <= best:
+                break
 
     def _improve(self) -> None:
         """Let the master combine the values that the best solutions met so far use."""

@@ -9,7 +9,6 @@ from fractions import Fraction
 from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.search.assemble import assemble
 from tap_planner.search.configuration import Settings
-from tap_planner.search.costing import CostedModel
 from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.obstacles import find_obstacles
@@ -57,7 +56,7 @@ class _Candidate:
 
 
 def search(request: SearchRequest) -> SearchResult:
-    """Find the plan of least objective A.
+    """Find the plan of least objective A (of what ``request.prices`` count).
 
     Raises:
         InfeasibleError: nothing fits, with the least memory that any plan needs.
@@ -87,15 +86,12 @@ class _Search:
         self._settings: dict[_Setting, Settings] = {}
         self._counts = self._space.counts
 
-    def _costed(self, candidate: _Candidate, *, whole_batch: bool = False) -> CostedModel:
-        """The model of a candidate; ``whole_batch`` as in ``SearchSpace.costed``."""
+    def _solver(self, candidate: _Candidate, *, whole_batch: bool = False) -> Solver:
+        """A solver of a candidate; ``whole_batch`` as in ``SearchSpace.costed``."""
         settings = self._settings[candidate.setting]
-        return self._space.costed(
+        return self._space.solver(
             candidate.setting[0], settings, candidate.room, candidate.microbatches, whole_batch=whole_batch
         )
-
-    def _solver(self, candidate: _Candidate) -> Solver:
-        return Solver(self._costed(candidate))
 
     # -- best first --------------------------------------------------------------------------------------------
 
@@ -241,7 +237,7 @@ class _Search:
         activations; what is paid per microbatch for parameters is known.
         """
         ceiling = None if self._best is None else self._best[1].ns
-        solver = Solver(self._costed(candidate, whole_batch=True))
+        solver = self._solver(candidate, whole_batch=True)
         virtual = LimitedSearch(solver, self._request.limit_bytes, candidate.microbatches)
         hint = self._hints_of_bounds.get(candidate.setting, self._multiplier)
         bound = virtual.virtual_bound_ns(hint, ceiling)

@@ -47,6 +47,9 @@ class SearchRequest:
     prices: PriceList = PriceList.TIME
     """What is minimised. With ``PriceList.VOLUME`` all that is called ns, here and in what the search answers, is bytes
     that a device sends."""
+    lean: bool = False
+    """Whether values under which the limit cannot be kept are left out beforehand: where the limit is the least memory
+    that there is, few plans keep it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,20 @@ class SearchStatistics:
     pruned: int
     strategies: int
     """Strategies of all operators on the chosen mesh."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smallest:
+    """The least memory of any plan, with its proof."""
+
+    num_bytes: int | None
+    """Of a plan that was found; None where none within the limit was."""
+    bound_bytes: int
+    """No plan of the space that fits needs less."""
+    leaves: tuple[Leaf, ...]
+    """How every part of the space is bounded; their ``bound_ns`` are bytes."""
+    configurations: int
+    """Configurations of the space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +100,8 @@ class SearchResult:
     """Plans on other meshes or with other microbatch counts whose objective is within the gap as well, best first."""
     obstacles: tuple[Obstacle, ...] = ()
     """Why axes of the mesh are used less than they could be."""
+    smallest: Smallest | None = None
+    """The proof that no plan needs less memory, where that was to be the least."""
     near: Nearness | None = None
     """How little it changes of an old plan that it was to stay near to."""
 

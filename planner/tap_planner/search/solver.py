@@ -43,6 +43,9 @@ class Solver:
         alive: by class of variable, the values that are possible; all where a class is missing.
     """
 
+    is_lean = False
+    """Whether values are left out under which the memory limit cannot be kept."""
+
     def __init__(self, costed: CostedModel, alive: Mapping[int, np.ndarray] | None = None) -> None:
         self.costed = costed
         self.model = costed.model

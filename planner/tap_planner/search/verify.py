@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from tap_planner.cluster import Cluster
+from tap_planner.cost import PriceList
 from tap_planner.errors import InfeasibleError
 from tap_planner.search.configuration import Settings
 from tap_planner.search.elimination import WidthError
 from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.fewer import requests_by_room
 from tap_planner.search.limited import LimitedSearch
+from tap_planner.search.memory_only import memory_solver
 from tap_planner.search.proof import Leaf, ProofKind, mesh_label
 from tap_planner.search.request import SearchRequest
+from tap_planner.search.smallest import open_meshes, within
 from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Weights
 
-__all__ = ["LeafFinding", "verify_leaves"]
+__all__ = ["LeafFinding", "verify_in_memory", "verify_leaves", "verify_memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +48,48 @@ def verify_leaves(
         leaves: what the plan says.
         replay: whether to prove again what the solver has proven beyond elimination.
     """
+    return _verify(enumerate(requests), limit_bytes, leaves, lambda *given: _Checking(*given, replay=replay))
+
+
+def verify_memory(
+    requests: Sequence[SearchRequest], limit_bytes: Callable[[Cluster], int | None], leaves: Sequence[Leaf]
+) -> tuple[LeafFinding, ...]:
+    """Everything that is wrong with the leaves of a proof of how much memory plans need at least; see ``smallest``."""
+    return _verify(enumerate(requests), limit_bytes, leaves, _CheckingMemory)
+
+
+def verify_in_memory(
+    requests: Sequence[SearchRequest],
+    limit_bytes: Callable[[Cluster], int | None],
+    leaves: Sequence[Leaf],
+    needs: Sequence[Leaf],
+    most: int,
+    *,
+    replay: bool,
+) -> tuple[LeafFinding, ...]:
+    """``verify_leaves`` of a proof about the plans that need so much memory at most.
+
+    Args:
+        requests: the parts of the space, laid out anew.
+        limit_bytes: the limit on the devices of a cluster.
+        leaves: what the plan says.
+        needs: how much memory plans need (verified apart): meshes on which all need more are none of the space.
+        most: so much.
+        replay: whether to prove again what the solver has proven beyond elimination.
+    """
+    parts = ((number, replace(request, lean=True)) for number, request in open_meshes(requests, needs, most))
+    return _verify(parts, within(limit_bytes, most), leaves, lambda *given: _Checking(*given, replay=replay))
+
+
+def _verify(
+    parts: Iterable[tuple[int, SearchRequest]],
+    limit_bytes: Callable[[Cluster], int | None],
+    leaves: Sequence[Leaf],
+    checking_of: Callable[[SearchSpace, SearchRequest, Sequence[Leaf]], _Checking],
+) -> tuple[LeafFinding, ...]:
     findings: list[LeafFinding] = []
     known: set[tuple[int, str, int]] = set()
-    for part, request in enumerate(requests):
+    for part, request in parts:
         for room in requests_by_room(request, limit_bytes):
             mine = [leaf for leaf in leaves if leaf.part == part]
             try:
@@ -55,7 +97,7 @@ def verify_leaves(
             except InfeasibleError:  # by its sizes alone: there is nothing to cover
                 known |= {(leaf.part, leaf.mesh, leaf.setting) for leaf in mine}
                 continue
-            checking = _Checking(space, room, mine, replay)
+            checking = checking_of(space, room, mine)
             findings += checking.findings()
             known |= {(part, mesh, setting) for mesh, setting in checking.settings}
     findings += (
@@ -75,9 +117,12 @@ def _shown(leaf: Leaf) -> str:
 class _Checking:
     """The leaves of meshes whose devices have equal room."""
 
-    def __init__(self, space: SearchSpace, request: SearchRequest, leaves: Sequence[Leaf], replay: bool) -> None:
+    def __init__(
+        self, space: SearchSpace, request: SearchRequest, leaves: Sequence[Leaf], *, replay: bool = False
+    ) -> None:
         self._space = space
         self._limit = request.limit_bytes
+        self._unit = "bytes" if request.prices is PriceList.VOLUME else "ns"
         self._replay = replay
         self._mesh = {mesh_label(mesh): number for number, mesh in enumerate(request.meshes)}
         self.settings: dict[tuple[str, int], Settings] = {
@@ -134,9 +179,9 @@ class _Checking:
         if leaf.and_multiples and proof.multiplier:
             return "speaks of multiples of its microbatches, which a multiplier does not bound"
         if not self._bounded(leaf, settings):
-            return f"claims a bound of {proof.bound_ns} ns, which elimination does not give"
+            return f"claims a bound of {proof.bound_ns} {self._unit}, which elimination does not give"
         if leaf.solver_ns > proof.bound_ns and self._replay and not self._solved(leaf, settings):
-            return f"claims a solver's bound of {leaf.solver_ns} ns, which the solver does not give again"
+            return f"claims a solver's bound of {leaf.solver_ns} {self._unit}, which the solver does not give again"
         return None
 
     def _bounded(self, leaf: Leaf, settings: Settings) -> bool:
@@ -158,7 +203,7 @@ class _Checking:
             yield room, leaf.microbatches, leaf.proof.whole_batch
 
     def _solver(self, leaf: Leaf, settings: Settings, room: int | None, count: int, whole: bool) -> Solver:
-        return Solver(self._space.costed(self._mesh[leaf.mesh], settings, room, count, whole_batch=whole))
+        return self._space.solver(self._mesh[leaf.mesh], settings, room, count, whole_batch=whole)
 
     def _bound(self, leaf: Leaf, settings: Settings, room: int | None, count: int, whole: bool) -> int:
         """The Lagrangian bound, in ns, computed from nothing but the multiplier."""
@@ -209,6 +254,38 @@ class _Checking:
             if state.infeasible or state.bound_ns >= leaf.solver_ns:
                 return True
         return False
+
+
+class _CheckingMemory(_Checking):
+    """The same of leaves whose bounds are bytes of memory."""
+
+    def _wrong(self, leaf: Leaf, settings: Settings) -> str | None:
+        proof, mesh = leaf.proof, self._mesh[leaf.mesh]
+        if leaf.microbatches not in self._space.counts or not self._space.is_allowed(mesh, leaf.microbatches):
+            return "has a microbatch count that is not in the space"
+        if leaf.room is not None and leaf.room not in settings.levels:
+            return f"has room for ZeRO {leaf.room}, which is not in the space"
+        if proof.multiplier or leaf.and_more or leaf.and_multiples or leaf.solver_ns != proof.bound_ns:
+            return "claims more than a bound of memory"
+        if proof.kind is ProofKind.INFEASIBLE:
+            fits = self._limit is None or self._least(leaf, settings, exact=True) <= self._limit
+            return "claims that nothing fits, which is not so" if fits else None
+        if proof.bound_ns and proof.kind is ProofKind.SPLIT:
+            return "claims a bound of memory by splitting operators"
+        if proof.bound_ns > self._least(leaf, settings, exact=proof.kind is ProofKind.TIGHTENED):
+            return f"claims a bound of {proof.bound_ns} bytes, which elimination does not give"
+        return None
+
+    def _least(self, leaf: Leaf, settings: Settings, *, exact: bool) -> int:
+        """The bound, in bytes, computed anew."""
+        count, whole = leaf.microbatches, leaf.proof.whole_batch
+        key = (leaf.mesh, leaf.setting, leaf.room, count, whole, exact)
+        if key not in self._bounds:
+            mesh, weights = self._mesh[leaf.mesh], Weights(0, 1, count if whole else 1)
+            solver = memory_solver(self._space.costed(mesh, settings, leaf.room, count, whole_batch=whole))
+            found = solver.optimum(weights) if exact else solver.minimise(weights)
+            self._bounds[key] = -(-found.bound // SCALE)
+        return self._bounds[key]
 
 
 def _covers(leaf: Leaf, count: int) -> bool:

@@ -41,12 +41,13 @@ from tap_planner.sharding.strategy import (
     operand_passes,
     parse_choice,
 )
-from tap_planner.sharding.volume import sent_bytes
+from tap_planner.sharding.volume import SENDING_KINDS, sent_bytes
 
 __all__ = [
     "LOCAL_KINDS",
     "PARTIAL",
     "REPLICATE",
+    "SENDING_KINDS",
     "BatchMap",
     "Choice",
     "Placement",

@@ -9,8 +9,10 @@ _SHARES = {
     "all_to_all": 1,
 }
 """How often a rank sends all of the payload but its own part of it."""
-_DIRECT = frozenset({"broadcast", "send_recv", "halo_exchange", "ring_exchange"})
+_DIRECT = ("broadcast", "send_recv", "halo_exchange", "ring_exchange")
 """The payload is what is sent."""
+SENDING_KINDS = (*_SHARES, *_DIRECT)
+"""All collectives."""
 
 
 def sent_bytes(kind: str, ranks: int, num_bytes: int) -> int:
@@ -29,8 +31,8 @@ def sent_bytes(kind: str, ranks: int, num_bytes: int) -> int:
     Raises:
         ValueError: there is no such collective.
     """
-    if kind not in _SHARES and kind not in _DIRECT:
-        raise ValueError(f"collective {kind!r}, expected one of {', '.join((*_SHARES, *sorted(_DIRECT)))}")
+    if kind not in SENDING_KINDS:
+        raise ValueError(f"collective {kind!r}, expected one of {', '.join(SENDING_KINDS)}")
     if ranks < 2 or num_bytes <= 0:
         return 0
     if kind in _DIRECT:

@@ -80,8 +80,8 @@ def price_program(program: Program, cluster: Cluster) -> Price:
 def sent_by_program(program: Program, cluster: Cluster) -> int:
     """Bytes that the rank at coordinate 0 sends in one step, each collective at the least that it can do with.
 
-    Gradient reductions and ZeRO gathers count parameter by parameter, as objective A prices them: the padding of buckets
-    is left out.
+    Gradient reductions and ZeRO gathers count parameter by parameter, as objective A prices them: without the padding
+    of buckets.
     """
     return sum(_Pricing(program, cluster, PriceList.VOLUME).totals().values())
 

@@ -1,0 +1,66 @@
+"""Solvers that leave out the values under which a memory limit cannot be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+
+from tap_planner.search.costing import CostedModel
+from tap_planner.search.elimination import WidthError
+from tap_planner.search.memory_only import memory_solver
+from tap_planner.search.minimisation import Minimisation
+from tap_planner.search.solver import Solver
+from tap_planner.search.terms import SCALE
+from tap_planner.search.weighting import Weights
+
+__all__ = ["lean_solver"]
+
+
+def lean_solver(costed: CostedModel, limit_bytes: int, divisor: int = 1) -> Solver:
+    """A solver without the values whose least memory is above the limit: nothing that fits is lost.
+
+    Where the limit is the least memory that there is, little more is left than the plans that need no more.
+
+    Args:
+        costed: the model under a configuration.
+        limit_bytes: the memory limit.
+        divisor: activations count 1/divisor.
+    """
+    weights = Weights(0, 1, divisor)
+    ceiling = SCALE * limit_bytes
+    memory = memory_solver(costed, every_value=True)
+    memory.optimum(weights)  # moves the shares to where they bound memory best
+    _, marginals = memory.marginals(weights)
+    kept = memory.parts.domains.within(marginals, ceiling)
+    if not _is_empty(kept):
+        try:
+            inside = memory.restrict(kept)
+            inside.prepare_sets()
+            exact = Minimisation(inside.parts, weights, True)
+            kept |= inside.parts.domains.within(exact.marginals(), ceiling)
+        except WidthError:
+            pass
+    return Solver(costed) if _is_empty(kept) else _LeanSolver(costed, kept)  # nothing fits: whoever asks finds out
+
+
+def _is_empty(kept: Mapping[int, np.ndarray]) -> bool:
+    return any(len(values) == 0 for values in kept.values())
+
+
+class _LeanSolver(Solver):
+    """A solver for which the fastest recompute setting may be one that is left out."""
+
+    is_lean = True
+
+    @cached_property
+    def fastest(self) -> Solver:
+        """The solver itself."""
+        return self
+
+    def restrict(self, alive: Mapping[int, np.ndarray]) -> Solver:
+        """A solver of the same model whose variables keep only the given values (by class)."""
+        restricted = _LeanSolver(self.costed, alive)
+        restricted.parts.use_shares(self.parts.shares)
+        return restricted
