@@ -24,6 +24,7 @@ from tap_planner.search.elimination import WidthError
 from tap_planner.search.master import improve, solve_master
 from tap_planner.search.mixing import mix
 from tap_planner.search.proof import Proof, ProofKind
+from tap_planner.search.shares import NO_SHARES
 from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Outcome, Weights
@@ -252,6 +253,7 @@ class LimitedSearch:
             higher = self._rounded(weight * CLIMB)
             if higher in self._tried:
                 break
+            self._solver.parts.use_shares(NO_SHARES)  # so that it can be verified without what came before
             self._evaluate(higher, exact=True)
             if self._probe[0] <= best:
                 break
