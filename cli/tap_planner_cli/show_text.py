@@ -61,19 +61,15 @@ def table(columns: Sequence[str], rows: Iterable[Row], right: Sequence[str] = ()
 
 def _print_head(console: Console, document: PlanDocument) -> None:
     options, model, certificate = document.options, document.model, document.certificate
-    proven = [
-        (name, claim, proof) for (name, proof), claim in zip(_NAMES[options.objective], document.claims, strict=True)
-    ]
+    names = zip(document.claims, _NAMES[options.objective], strict=True)
+    time = f"{format_ns(certificate.objective_ns)} by objective A" if options.objective == "communication" else ""
     kind = f"training with {options.optimizer}" if options.mode == "train" else "inference"
     dims = ", ".join(f"{name}={size}" for name, size in model.dims.items())
     console.print(Text(f"{printable(model.name)} on {printable(str(document.cluster['name']))}", style="bold"))
     lines = [
         ("workload", f"{kind}, {options.precision}, batch {model.batch}{f' ({dims})' if dims else ''}"),
-        *(line for name, claim, what in proven for line in _claim(name, claim, what)),
-        (
-            "time",
-            f"{format_ns(certificate.objective_ns)} by objective A" if options.objective == "communication" else "",
-        ),
+        *(line for claim, (name, what) in names for line in _claim(name, claim, what)),
+        ("time", time),
         ("searched", ", ".join(f"{format_count(size)} {name}" for name, size in certificate.space.items())),
         ("not in it", ", ".join(certificate.not_in_objective)),
     ]

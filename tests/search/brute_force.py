@@ -22,7 +22,7 @@ class BruteForce:
     """Prices of all assignments."""
 
     prices: tuple[tuple[int, int], ...]
-    """(ns, bytes) of each."""
+    """(ns, bytes) of each; bytes sent take the place of ns where the model counts them."""
 
     @property
     def least_ns(self) -> int:
@@ -33,6 +33,11 @@ class BruteForce:
     def least_bytes(self) -> int:
         """Least memory of any assignment."""
         return min(num_bytes for _, num_bytes in self.prices)
+
+    @property
+    def least_ns_of_smallest(self) -> int:
+        """Least objective among those that need the least memory."""
+        return min(ns for ns, num_bytes in self.prices if num_bytes == self.least_bytes)
 
     @property
     def bytes_of_fastest(self) -> int:
@@ -69,7 +74,7 @@ def _prices(model: Model, configuration: Configuration, cluster: Cluster) -> Ite
     for operators in itertools.product(*domains):
         for states in itertools.product(*stored.values()):
             assignment = Assignment(operators=operators, parameters=dict(zip(stored, states, strict=True)))
-            price = price_program(program_of(model, configuration, assignment), cluster)
+            price = price_program(program_of(model, configuration, assignment), cluster, model.space.price_list)
             yield price.objective_ns, price.memory_bytes
 
 
@@ -151,7 +156,7 @@ class FreeSpace:
     def price(self, assignment: Assignment) -> Price:
         """One plan, priced over its Program."""
         program = program_of(self.model, self.configuration, assignment)
-        return price_program(program, cluster_of(self.model.space.mesh_shape))
+        return price_program(program, cluster_of(self.model.space.mesh_shape), self.model.space.price_list)
 
     def assignments(self) -> Iterator[Assignment]:
         """Every strategy of every operator with every storage of every shared parameter."""

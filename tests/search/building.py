@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tap_planner.cluster import Cluster, load_cluster, parse_mesh
+from tap_planner.cost import PriceList
 from tap_planner.folding import FoldedGraph, fold
 from tap_planner.graph import Graph
 from tap_planner.program import Program, lower
@@ -52,6 +53,7 @@ def make_model(
     precision: str = "fp32",
     folded: bool = True,
     strategy_filter: StrategyFilter | None = None,
+    prices: PriceList = PriceList.TIME,
 ) -> Model:
     """The model of a graph on a mesh; ``folded`` False leaves every repeat by itself."""
     cluster = cluster_of(shape)
@@ -62,6 +64,7 @@ def make_model(
         precision,
         strategy_filter or StrategyFilter(),
         dict(block_hints(graph)),
+        prices,
     )
 
 
@@ -120,26 +123,34 @@ def searched(
     strategy_filter: StrategyFilter | None = None,
 ) -> SearchResult:
     """What the search ships for one mesh and configuration."""
-    cluster = cluster_of(model.space.mesh_shape)
+    return search(request_of(model, configuration, limit_bytes, strategy_filter))
+
+
+def request_of(
+    model: Model,
+    configuration: Configuration,
+    limit_bytes: int | None,
+    strategy_filter: StrategyFilter | None = None,
+) -> SearchRequest:
+    """What the search is asked for one mesh and configuration."""
     zeros = configuration.settings.zeros
-    return search(
-        SearchRequest(
-            folded=lambda microbatches: model.space.folded,
-            batch=model.graph.batch * configuration.microbatches,
-            cluster=cluster,
-            meshes=(model.space.mesh,),
-            precision=configuration.precision,
-            optimizer=configuration.optimizer if configuration.training else "",
-            training=configuration.training,
-            zero_levels=tuple(dict.fromkeys(zero.level for zero in zeros)),
-            recomputes=tuple(mode.label for mode in configuration.settings.recomputes),
-            hybrid_zero=any(zero.axes is not None for zero in zeros),
-            microbatches=configuration.microbatches,
-            limit_bytes=limit_bytes,
-            gap=Fraction(0),
-            constraints=lambda mesh, graph: strategy_filter or StrategyFilter(),
-            loss_output=None,
-        )
+    return SearchRequest(
+        folded=lambda microbatches: model.space.folded,
+        batch=model.graph.batch * configuration.microbatches,
+        cluster=cluster_of(model.space.mesh_shape),
+        meshes=(model.space.mesh,),
+        precision=configuration.precision,
+        optimizer=configuration.optimizer if configuration.training else "",
+        training=configuration.training,
+        zero_levels=tuple(dict.fromkeys(zero.level for zero in zeros)),
+        recomputes=tuple(mode.label for mode in configuration.settings.recomputes),
+        hybrid_zero=any(zero.axes is not None for zero in zeros),
+        microbatches=configuration.microbatches,
+        limit_bytes=limit_bytes,
+        gap=Fraction(0),
+        constraints=lambda mesh, graph: strategy_filter or StrategyFilter(),
+        loss_output=None,
+        prices=model.space.price_list,
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from tap_planner.cost import PriceList
 from tap_planner.errors import InfeasibleError
 from tap_planner.graph import Graph, Operator
 from tap_planner.operators import FactorRule
@@ -119,11 +120,11 @@ class Case:
         assert (limit, result.objective_ns, result.bound_ns) == (limit, best, best)
         assert limit is None or result.memory_bytes <= limit
         cluster = cluster_of(self.model.space.mesh_shape)
-        price = price_program(lower(self.model.graph, result.decisions), cluster)
+        price = price_program(lower(self.model.graph, result.decisions), cluster, self.model.space.price_list)
         assert (price.objective_ns, price.memory_bytes) == (result.objective_ns, result.memory_bytes)
 
 
-def case_of(graph: Graph, drawn: Drawn, budget: int) -> Case | None:
+def case_of(graph: Graph, drawn: Drawn, budget: int, prices: PriceList = PriceList.TIME) -> Case | None:
     """A graph with as many strategies as can be enumerated."""
     training = graph.loss is not None
     configuration = free_configuration(
@@ -136,7 +137,7 @@ def case_of(graph: Graph, drawn: Drawn, budget: int) -> Case | None:
     )
     for keep in (100, 60, 40, 25, 15, 8, 4, 2):
         rules = Sparse(drawn.seed, keep)
-        model = make_model(graph, drawn.shape, strategy_filter=rules)
+        model = make_model(graph, drawn.shape, strategy_filter=rules, prices=prices)
         space = FreeSpace(model, configuration, budget)
         if space_size(model) * len(space.recomputes()) > budget:
             continue

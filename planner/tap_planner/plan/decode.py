@@ -393,9 +393,8 @@ def _proof(value: Value, unit: str) -> ProofEntry:
     def flag(key: str) -> bool:
         return (found := value.get(key)) is not None and found.flag()
 
-    multiplier = (0, 1) if (given := value.get("multiplier")) is None else given.integers()
-    if len(multiplier) != 2 or not multiplier[1]:
-        fail(f"{value.place}.multiplier", list(multiplier), "numerator and denominator")
+    multiplier = (0, 1) if (given := value.get("multiplier")) is None else _fraction(given)
+    after = () if (before := value.get("after")) is None else before.each(_fraction)
     counts = value["microbatches"].each(lambda count: count.integer(1))
     return ProofEntry(
         mesh=value["mesh"].text(),
@@ -407,10 +406,18 @@ def _proof(value: Value, unit: str) -> ProofEntry:
         and_multiples=flag("and_multiples"),
         by=value["by"].text(PROOF_KINDS),
         bound_ns=number(f"bound_{unit}") or 0,
-        multiplier=(multiplier[0], multiplier[1]),
+        multiplier=multiplier,
+        after=after,
         whole_batch=flag("whole_batch"),
         solver_ns=number(f"solver_{unit}"),
     )
+
+
+def _fraction(value: Value) -> tuple[int, int]:
+    parts = value.integers()
+    if len(parts) != 2 or not parts[1]:
+        fail(value.place, list(parts), "numerator and denominator")
+    return parts[0], parts[1]
 
 
 def _near(value: Value) -> Nearness:

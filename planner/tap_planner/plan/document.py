@@ -292,6 +292,8 @@ class ProofEntry:
     """Numerator and denominator, in ns (or bytes sent) per byte."""
     whole_batch: bool = False
     """Whether the bound comes from the graph of the first microbatch count."""
+    after: tuple[tuple[int, int], ...] = ()
+    """Multipliers whose optima have moved the shares before, in order."""
     solver_ns: int | None = None
     """What the solver has proven, where that is more; else None."""
     part: int = 0

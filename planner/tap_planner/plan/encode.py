@@ -388,6 +388,8 @@ def _proof(entry: ProofEntry, unit: str) -> Json:
         json["multiplier"] = list(entry.multiplier)
     if entry.whole_batch:
         json["whole_batch"] = True
+    if entry.after:
+        json["after"] = [list(multiplier) for multiplier in entry.after]
     if entry.solver_ns is not None:
         json[f"solver_{unit}"] = entry.solver_ns
     return json

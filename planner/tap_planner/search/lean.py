@@ -31,6 +31,8 @@ def lean_solver(costed: CostedModel, limit_bytes: int, divisor: int = 1) -> Solv
     weights = Weights(0, 1, divisor)
     ceiling = SCALE * limit_bytes
     memory = memory_solver(costed, every_value=True)
+    if memory.minimise(weights).bound > ceiling:
+        return _EmptySolver(costed)
     memory.optimum(weights)  # moves the shares to where they bound memory best
     _, marginals = memory.marginals(weights)
     kept = memory.parts.domains.within(marginals, ceiling)
@@ -42,11 +44,17 @@ def lean_solver(costed: CostedModel, limit_bytes: int, divisor: int = 1) -> Solv
             kept |= inside.parts.domains.within(exact.marginals(), ceiling)
         except WidthError:
             pass
-    return Solver(costed) if _is_empty(kept) else _LeanSolver(costed, kept)  # nothing fits: whoever asks finds out
+    return _EmptySolver(costed) if _is_empty(kept) else _LeanSolver(costed, kept)
 
 
 def _is_empty(kept: Mapping[int, np.ndarray]) -> bool:
     return any(len(values) == 0 for values in kept.values())
+
+
+class _EmptySolver(Solver):
+    """A solver of which no value is left: the least memory is above the limit."""
+
+    is_empty = True
 
 
 class _LeanSolver(Solver):

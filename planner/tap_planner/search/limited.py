@@ -24,7 +24,6 @@ from tap_planner.search.elimination import WidthError
 from tap_planner.search.master import improve, solve_master
 from tap_planner.search.mixing import mix
 from tap_planner.search.proof import Proof, ProofKind
-from tap_planner.search.shares import NO_SHARES
 from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Outcome, Weights
@@ -93,6 +92,8 @@ class LimitedSearch:
         self._high: Fraction | None = None
         """The least multiplier met whose solution fits."""
         self._tried: set[Fraction] = set()
+        self._after: tuple[Fraction, ...] = ()
+        """Multipliers under which shares have been moved before."""
         self._pool: list[Choices] = []
         """The last solutions met, whether or not they fit."""
 
@@ -156,6 +157,10 @@ class LimitedSearch:
     def _relax(self) -> None:
         if self._limit is not None and self._solver.least_own_bytes() > self._limit:
             self.infeasible = self.parameters_too_large = True
+            self.proof = Proof(kind=ProofKind.INFEASIBLE, bound_ns=0)
+            return
+        if self._solver.is_empty:
+            self.infeasible = True
             self.proof = Proof(kind=ProofKind.INFEASIBLE, bound_ns=0)
             return
         found = self._solver.minimise(Weights(1, 0))
@@ -253,7 +258,7 @@ class LimitedSearch:
             higher = self._rounded(weight * CLIMB)
             if higher in self._tried:
                 break
-            self._solver.parts.use_shares(NO_SHARES)  # so that it can be verified without what came before
+            self._after = (*self._after, weight)
             self._evaluate(higher, exact=True)
             if self._probe[0] <= best:
                 break
@@ -326,7 +331,7 @@ class LimitedSearch:
     def _prove(self, kind: ProofKind, bound_ns: int, multiplier: Fraction) -> None:
         """Remember how elimination gives the best bound."""
         if bound_ns > self.proof.bound_ns:
-            self.proof = Proof(kind=kind, bound_ns=bound_ns, multiplier=multiplier)
+            self.proof = Proof(kind=kind, bound_ns=bound_ns, multiplier=multiplier, after=self._after)
 
     def _weights(self, multiplier: Fraction) -> Weights:
         return Weights(multiplier.denominator, multiplier.numerator, self._divisor)

@@ -51,7 +51,8 @@ class Parts:
         self._set_sizes: dict[int, int] = {}
         self._tables: dict[_TableKey, PartTables] = {}
         self._orders: dict[_TableKey, tuple[int, ...] | None] = {}
-        """Elimination orders of tables that were dropped: the structure of the new ones is the same."""
+        """Elimination orders of tables that were dropped: the structure of the new ones is mostly the same, though with
+        other shares a setting may no longer matter."""
 
     @property
     def shares(self) -> Shares:
@@ -107,8 +108,10 @@ class Parts:
         """
         key = (kind, number, exact)
         if key not in self._tables:
-            self._tables[key] = self._make_tables(kind, number, exact)
-            self._tables[key].order = self._orders.get(key)
+            tables = self._tables[key] = self._make_tables(kind, number, exact)
+            known = self._orders.get(key)
+            if known is not None and {*known, *tables.keep} >= {*tables.domains} >= {*known}:
+                tables.order = known
         return self._tables[key]
 
     def _make_tables(self, kind: PartKind, number: int, exact: bool) -> PartTables:

@@ -33,6 +33,8 @@ class Proof:
     """In ns per byte."""
     whole_batch: bool = False
     """With the graph of the first microbatch count, of which more microbatches are never faster."""
+    after: tuple[Fraction, ...] = ()
+    """Multipliers whose optima have moved the shares before, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

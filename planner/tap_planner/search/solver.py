@@ -45,6 +45,8 @@ class Solver:
 
     is_lean = False
     """Whether values are left out under which the memory limit cannot be kept."""
+    is_empty = False
+    """Whether these are all."""
 
     def __init__(self, costed: CostedModel, alive: Mapping[int, np.ndarray] | None = None) -> None:
         self.costed = costed

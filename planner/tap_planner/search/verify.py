@@ -208,11 +208,13 @@ class _Checking:
     def _bound(self, leaf: Leaf, settings: Settings, room: int | None, count: int, whole: bool) -> int:
         """The Lagrangian bound, in ns, computed from nothing but the multiplier."""
         proof = leaf.proof
-        key = (leaf.mesh, leaf.setting, room, count, whole, proof.multiplier, proof.kind)
+        key = (leaf.mesh, leaf.setting, room, count, whole, proof.multiplier, proof.kind, proof.after)
         if key not in self._bounds:
             weights = _weights(proof.multiplier, count if whole else 1)
             solver = self._solver(leaf, settings, room, count, whole)
             exact = proof.kind is ProofKind.TIGHTENED
+            for multiplier in proof.after if exact else ():
+                solver.optimum(_weights(multiplier, 1))
             found = solver.optimum(weights) if exact else solver.minimise(weights)
             paid = SCALE * weights.memory * (self._limit or 0)
             self._bounds[key] = -(-(found.bound - paid) // (SCALE * weights.time))
@@ -237,6 +239,8 @@ class _Checking:
         rooms = (None,) if leaf.room is None else (leaf.room, None)
         for room in rooms:
             solver = self._solver(leaf, settings, room, leaf.microbatches, whole)
+            if solver.is_empty:
+                return True
             least = solver.minimise(Weights(0, 1, leaf.microbatches if whole else 1))
             if -(-least.bound // SCALE) > self._limit:
                 return True

@@ -72,9 +72,15 @@ class Price:
         return self.parameter_bytes + training + self.cache_bytes + self.input_bytes + self.output_bytes
 
 
-def price_program(program: Program, cluster: Cluster) -> Price:
-    """Price every instruction of one step on the rank at coordinate 0."""
-    return _Pricing(program, cluster, PriceList.TIME).price()
+def price_program(program: Program, cluster: Cluster, which: PriceList = PriceList.TIME) -> Price:
+    """Price every instruction of one step on the rank at coordinate 0.
+
+    Args:
+        program: the plan, lowered.
+        cluster: the devices that its mesh uses.
+        which: what is counted; with ``PriceList.VOLUME`` what is called ns is bytes sent.
+    """
+    return _Pricing(program, cluster, which).price()
 
 
 def sent_by_program(program: Program, cluster: Cluster) -> int:
