@@ -250,11 +250,13 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     from tap_planner.simulate import price_program
 
     decisions = expand(document)
-    shape = tuple(axis.size for axis in document.mesh.axes)
-    meshes = [mesh for request in prepared.requests for mesh in request.meshes if mesh.shape == shape]
-    mesh = next((m for m in meshes if mesh_places(prepared.cluster, m) == document.mesh.ranks), None)
+    axes = tuple((axis.name, axis.size) for axis in document.mesh.axes)
+    meshes = [mesh for request in prepared.requests for mesh in request.meshes]
+    same = (mesh for mesh in meshes if tuple((axis.name, axis.size) for axis in mesh.axes) == axes)
+    mesh = next((m for m in same if mesh_places(prepared.cluster, m) == document.mesh.ranks), None)
     if mesh is None:
-        yield f"mesh: {document.mesh.ranks[:4]}... of shape {shape} is not in the space"
+        shown = ",".join(f"{name}={size}" for name, size in axes)
+        yield f"mesh: {document.mesh.ranks[:4]}... of the axes {shown} is not in the space"
         return
     if prepared.graph.batch % decisions.microbatches:
         yield f"microbatches: {decisions.microbatches} do not divide the batch {prepared.graph.batch}"

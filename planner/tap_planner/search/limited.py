@@ -34,6 +34,10 @@ LARGEST_ENTRY = 8
 """Single entries of tables may be so many times what a solution costs."""
 CLIMB = 4
 """By how much a multiplier is raised where the limit is the least memory."""
+LEAST_RISE = 10_000
+"""A bound that can rise by no more than this part of itself is good enough."""
+MAX_EXACT_CROSSINGS = 12
+"""Multipliers that are tried again in the tightened model, where the relaxed one is far from it."""
 MAX_CROSSINGS = 40
 """Multipliers that are tried for one configuration."""
 
@@ -92,6 +96,8 @@ class LimitedSearch:
         self._high: Fraction | None = None
         """The least multiplier met whose solution fits."""
         self._tried: set[Fraction] = set()
+        self._lines: set[tuple[int, int]] = set()
+        """(ns, bytes) of all solutions met."""
         self._after: tuple[Fraction, ...] = ()
         """Multipliers under which shares have been moved before."""
         self._pool: list[Choices] = []
@@ -247,12 +253,14 @@ class LimitedSearch:
         self._evaluate(self._probe[1], exact=True)
         if self._solver.is_lean:
             self._climb()
+        elif self._solver.costed.dearest:
+            self._cross_exactly()
         self._mix()
 
     def _climb(self) -> None:
         """Raise the multiplier while that raises the bound: where the limit is the least memory that there is the bound
         of the exact model never falls, only what tables leave open makes it."""
-        for _ in range(MAX_CROSSINGS):
+        for _ in range(MAX_EXACT_CROSSINGS):
             assert self._probe is not None
             best, weight = self._probe
             higher = self._rounded(weight * CLIMB)
@@ -262,6 +270,39 @@ class LimitedSearch:
             self._evaluate(higher, exact=True)
             if self._probe[0] <= best:
                 break
+
+    def _cross_exactly(self) -> None:
+        """Look for the best multiplier again, now in the tightened model, where the relaxed one may be far from it: the
+        shares that one multiplier has moved serve the next.
+
+        Every solution met is a line over the multiplier, and the least of them all at some multiplier an upper bound of
+        what can be proven there; where that is largest is tried next (Kelley's cutting planes).
+        """
+        assert self._probe is not None
+        last = self._probe[1]
+        tried = {last}
+        for _ in range(MAX_EXACT_CROSSINGS):
+            found = self._highest_crossing()
+            if found is None or self.bound_ns >= found[0] - found[0] // LEAST_RISE:
+                break
+            weight = self._rounded(found[1])
+            if weight in tried:
+                break
+            tried.add(weight)
+            self._after, last = (*self._after, last), weight
+            self._evaluate(weight, exact=True)
+
+    def _highest_crossing(self) -> tuple[Fraction, Fraction] | None:
+        """(value, multiplier) where the least of all lines is largest; None without lines that rise and that do not."""
+        assert self._limit is not None
+        slopes = [(ns, num_bytes - self._limit) for ns, num_bytes in self._lines]
+        rising = [line for line in slopes if line[1] > 0]
+        falling = [line for line in slopes if line[1] <= 0]
+        crossings = {
+            Fraction(low[0] - high[0], high[1] - low[1]) for high in rising for low in falling if low[0] > high[0]
+        }
+        values = ((min(ns + weight * slope for ns, slope in slopes), weight) for weight in crossings)
+        return max(values, default=None)
 
     def _improve(self) -> None:
         """Let the master combine the values that the best solutions met so far use."""
@@ -322,6 +363,7 @@ class LimitedSearch:
             return
         if self._divisor == 1 and self._limit is not None:
             self._pool = [*self._pool[1 - POOL :], found.choices]
+            self._lines.add((found.ns, found.num_bytes))
         if self._fits(found):
             if self._small is None or found.ns < self._small.ns:
                 self._small = found
