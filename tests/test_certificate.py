@@ -19,6 +19,7 @@ from tests.graph.models import DATA
 CLUSTER = "2x2:a100-sxm4-80gb"
 GPT = PlanOptions(batch=8, loss="mean", dims={"seq": 64}, mesh="dp=2,tp=2")
 LIMIT = 950_000
+SENDING = replace(GPT, objective="communication", max_memory_bytes=LIMIT)
 REQUESTS = {
     "no limit": ("hm_gpt_tiny", CLUSTER, replace(GPT, max_memory_bytes="none")),
     "limit": ("hm_gpt_tiny", CLUSTER, replace(GPT, max_memory_bytes=LIMIT)),
@@ -26,6 +27,15 @@ REQUESTS = {
     "idle": ("hm_gpt_tiny", "1x3:l4", replace(GPT, mesh=None, recompute="none", allow_idle=True)),
     "target": ("hm_gpt_tiny", CLUSTER, replace(GPT, mesh=None, target="megatron", recompute="none")),
     "inference": ("hm_gpt_tiny", CLUSTER, replace(GPT, mode="infer", loss=None)),
+    "communication": ("hm_gpt_tiny", CLUSTER, replace(SENDING, recompute="none", microbatches=1)),
+    "communication, inference": ("hm_gpt_tiny", CLUSTER, replace(SENDING, mode="infer", loss=None)),
+    "memory": ("hm_gpt_tiny", CLUSTER, replace(GPT, objective="memory", recompute="none")),
+    "memory, meshes": ("hm_gpt_tiny", "1x2:l4", replace(GPT, objective="memory", mesh=None, recompute="none")),
+    "memory, target": (
+        *("hm_gpt_tiny", CLUSTER),
+        replace(GPT, objective="memory", mesh=None, target="megatron", recompute="none"),
+    ),
+    "memory, inference": ("hm_gpt_tiny", CLUSTER, replace(GPT, objective="memory", mode="infer", loss=None)),
 }
 
 
@@ -46,9 +56,9 @@ def test_certificates_hold(name: str) -> None:
     document, model = planned(name)
     report = api.verify_certificate(document, model, replay=True)
     assert report.findings == () and report.passed
-    certificate = document.certificate
-    assert certificate.lagrangian_bound_ns is not None
-    assert 0 < certificate.lagrangian_bound_ns <= certificate.bound_ns <= certificate.objective_ns
+    for claim in document.claims:
+        lagrangian = claim.bound if claim.lagrangian is None else claim.lagrangian
+        assert 0 < lagrangian <= claim.bound <= claim.objective or claim.objective == 0
     assert any("(verified)" in line for line in report.lines()) and any(
         "proven again" in line for line in report.lines()
     )
@@ -161,6 +171,79 @@ def test_tampering_is_found(tamper: Callable[[PlanDocument], PlanDocument], mess
     assert not report.passed
     assert any(message in finding for finding in report.findings), report.findings
     assert not any(finding.startswith("digests") for finding in report.findings)
+
+
+def needs(number: int, **changes: object) -> Callable[[PlanDocument], PlanDocument]:
+    """A change of one entry of the proof of least memory."""
+
+    def change(document: PlanDocument) -> PlanDocument:
+        entries = list(document.certificate.memory_proof)
+        entries[number] = replace(entries[number], **changes)  # type: ignore[arg-type]
+        return certificate(memory_proof=tuple(entries))(document)
+
+    return change
+
+
+def more(field: str, by: int = 1) -> Callable[[PlanDocument], PlanDocument]:
+    """A figure of the certificate that is larger (smaller) by so much."""
+    return lambda document: certificate(**{field: getattr(document.certificate, field) + by})(document)
+
+
+def forgotten(document: PlanDocument) -> PlanDocument:
+    """A part of the proof of least memory left out."""
+    return certificate(memory_proof=document.certificate.memory_proof[1:])(document)
+
+
+@pytest.mark.parametrize(
+    ("name", "tamper", "message"),
+    [
+        ("communication", more("objective_bytes", -1), "objective_bytes: "),
+        ("communication", more("objective_ns", -1), "objective_ns: "),
+        ("communication", certificate(bound_bytes=1 << 60), "bound_bytes: "),
+        ("communication", certificate(lagrangian_bound_bytes=1 << 60), "lagrangian_bound_bytes: "),
+        ("communication", raised, "bytes, which elimination does not give"),
+        ("communication", weighted, "bytes, which elimination does not give"),
+        ("communication", shortened, "is not covered"),
+        ("communication", excluded, "claims that nothing fits"),
+        ("communication", smaller, "memory_bytes"),
+        ("memory", more("objective_bytes", -1), "objective_bytes: "),
+        ("memory", certificate(bound_bytes=1 << 60), "bound_bytes: "),
+        ("memory", more("objective_ns", -1), "objective_ns: "),
+        ("memory", more("gap_basis_points"), "gap_basis_points: "),
+        ("memory", more("time_gap_basis_points"), "time_gap_basis_points: "),
+        ("memory", certificate(time_gap_basis_points=None), "time_gap_basis_points: "),
+        ("memory", needs(-1, bound_ns=1 << 40), "memory_proof: "),
+        ("memory", needs(0, by="infeasible", bound_ns=0), "memory_proof: "),
+        ("memory", needs(0, by="split"), "by splitting operators"),
+        ("memory", needs(0, microbatches=(3,)), "a microbatch count that is not in the space"),
+        ("memory", needs(0, mesh="dp=4"), "is about nothing that is in the space"),
+        ("memory", needs(0, multiplier=(1, 2)), "claims more than a bound of memory"),
+        ("memory", forgotten, "is not covered"),
+        ("memory", shortened, "is not covered"),
+        ("memory", proof(-1, bound_ns=1 << 60, solver_ns=None), "which elimination does not give"),
+        ("memory", smaller, "memory_bytes"),
+    ],
+)
+def test_tampering_with_other_objectives_is_found(
+    name: str, tamper: Callable[[PlanDocument], PlanDocument], message: str
+) -> None:
+    """The same where bytes are the objective."""
+    document, model = planned(name)
+    report = api.verify_certificate(with_digests(tamper(document)), model)
+    assert any(message in finding for finding in report.findings), report.findings
+    assert not any(finding.startswith("digests") for finding in report.findings)
+
+
+def test_another_objective_is_another_claim() -> None:
+    """A plan of one objective does not pass for one of another."""
+    document, model = planned("memory")
+    time = with_digests(replace(document, options=replace(document.options, objective="time")))
+    assert not api.verify_certificate(time, model).passed
+    for name, objective in (("communication", "time"), ("memory", "communication"), ("no limit", "memory")):
+        document, model = planned(name)
+        other = with_digests(replace(document, options=replace(document.options, objective=objective)))
+        with pytest.raises(PlanFormatError, match="holds none"):
+            api.verify_certificate(other, model)
 
 
 def test_a_solvers_bound_is_proven_again() -> None:

@@ -52,7 +52,7 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
     console.print(grid)
     wanted = document.options.gap_basis_points
     allowed = wanted if certificate.near is None else wanted + certificate.near.regret_basis_points
-    gap = max(claim.gap_basis_points for claim in document.claims)
+    gap = max(certificate.gap_basis_points, certificate.time_gap_basis_points or 0)
     if gap > max(allowed, 0) and certificate.status != "optimal":
         text = f"warning: the plan is not proven to be within {wanted / 100:g} % of the optimum; the gap is given above"
         console.print(Text(text, style="yellow"))

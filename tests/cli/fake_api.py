@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tap_planner.plan import ApplyRequest, PlanDiff, PlanDocument, PlanRequest, diff_plans
+from tap_planner.plan import ApplyRequest, Claim, PlanDiff, PlanDocument, PlanRequest, diff_plans
 from tap_planner.verification import CertificateReport
 
 
@@ -54,9 +54,8 @@ class FakeApi:
         self._answer()
         return CertificateReport(
             findings=() if self.passed else ("objective_ns: 1, the lowered plan costs 2",),
-            objective_ns=110,
-            lagrangian_bound_ns=100,
-            bound_ns=110,
+            objective="time",
+            claims=(Claim(unit="ns", objective=110, bound=110, lagrangian=100, proof=()),),
             num_leaves=3,
             num_meshes=2,
             replayed=replay,

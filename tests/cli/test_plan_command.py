@@ -80,7 +80,7 @@ def test_all_options(api: FakeApi) -> None:
         "-q --batch 8 --dim seq=16 --dim n=2 --shape x=4,8 --value k=-3 --value flag=true --batch-dim n "
         "--optimizer sgd --precision fp32 --loss sum --loss-output y --freeze emb* --train scale --mesh dp=2,tp=2 "
         "--max-axes 3 --allow-idle --gap 0.25% --zero 2 --microbatches 4 --recompute full --max-memory 1.5GiB "
-        "--constraint batch!=tp --constraint MatMul:tp=n"
+        "--objective memory --constraint batch!=tp --constraint MatMul:tp=n"
     )
     assert _run(*arguments.split()) == 0
     (request,) = api.requests
@@ -92,6 +92,7 @@ def test_all_options(api: FakeApi) -> None:
         optimizer="sgd",
         loss="sum",
         loss_output="y",
+        objective="memory",
         zero=2,
         microbatches=4,
         recompute="full",
@@ -272,7 +273,7 @@ def test_options_are_frozen() -> None:
     assert found == {
         *("--batch", "--batch-dim", "--check", "--cluster", "--color", "--constraint", "--dim", "--freeze", "--gap"),
         *("--allow-idle", "--alternatives", "--custom-rule", "--max-regret", "--stay-near"),
-        *("--model", "--replay", "--verify-certificate"),
+        *("--model", "--objective", "--replay", "--verify-certificate"),
         *("--constraints", "--fix", "--forbid", "--no-zero", "--replicate", "--target"),
         *("--loss",),
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
