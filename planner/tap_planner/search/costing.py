@@ -43,6 +43,9 @@ class CostedModel:
         self._whole: dict[tuple[int, int], np.ndarray] = {}
         self._levels: dict[tuple[int, int, int, int], int] = {}
         self._profiles: dict[tuple[ParameterProfile, bool], np.ndarray] = {}
+        self.partly_exact = model.space.price_list is PriceList.VOLUME
+        """Whether the exact stage may leave the cost of a tensor shared out that occurrences want in very many places,
+        instead of giving up."""
 
     # -- settings ----------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ def lean_solver(costed: CostedModel, limit_bytes: int, divisor: int = 1) -> Solv
             kept |= inside.parts.domains.within(exact.marginals(), ceiling)
         except WidthError:
             pass
+    costed.partly_exact = True
     return _EmptySolver(costed) if _is_empty(kept) else _LeanSolver(costed, kept)
 
 

@@ -34,6 +34,7 @@ def memory_solver(costed: CostedModel, *, every_value: bool = False) -> Solver:
     if _KEY not in model.tables:
         model.tables[_KEY] = _without_times(model)
     bare = CostedModel(cast(Model, model.tables[_KEY]), costed.configuration, costed.repeat)
+    bare.partly_exact = True
     return Solver(bare, None if every_value else _representatives(bare))
 
 

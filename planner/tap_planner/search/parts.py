@@ -185,8 +185,7 @@ class Parts:
                 self._share_out(tables, term, kind, number)
             else:
                 self._add_term(tables, term, kind, number, exact)
-        if not exact:
-            self._add_shared_terms(tables, kind, number)
+        self._add_shared_terms(tables, kind, number, self.sets.left_out if exact else self.model.shared_terms)
         return tables
 
     def _share_out(self, tables: list[_Table], term: Term, kind: PartKind, number: int) -> None:
@@ -262,9 +261,9 @@ class Parts:
         self._set_sizes[variable] = num_sets
         return variable
 
-    def _add_shared_terms(self, tables: list[_Table], kind: PartKind, number: int) -> None:
-        """Shares that the readers in a part bear of the terms that occurrences share."""
-        for term in self.model.shared_terms:
+    def _add_shared_terms(self, tables: list[_Table], kind: PartKind, number: int, terms: Sequence[Term]) -> None:
+        """Shares that the readers in a part bear of terms that occurrences share."""
+        for term in terms:
             slots = tuple(slot for slot in term.slots if self.model.multiplicity(slot.variable))
             multiplicity = [self.model.multiplicity(slot.variable) for slot in slots]
             reduced = replace(term, slots=slots)

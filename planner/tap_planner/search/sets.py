@@ -75,15 +75,23 @@ class SetVariables:
         self._model = costed.model
         self._domains = domains
         self._values: dict[int, _Values] = {}
+        self.left_out: list[Term] = []
+        """Terms without a set variable, whose costs stay shared out."""
 
     def prepare(self) -> None:
         """Choose the values of every set variable: what some possible values of the readers want.
 
         Raises:
-            WidthError: some shared tensor still has too many possible destinations.
+            WidthError: some shared tensor still has too many possible destinations, and all has to be exact.
         """
+        self.left_out.clear()
         for position, term in enumerate(self._model.shared_terms):
-            self._values[self._model.set_variable(position)] = self._possible(term)
+            try:
+                self._values[self._model.set_variable(position)] = self._possible(term)
+            except WidthError:
+                if not self._costed.partly_exact:
+                    raise
+                self.left_out.append(term)
 
     def __contains__(self, variable: int) -> bool:
         """Whether a variable is a set variable whose destinations have been chosen."""
@@ -159,6 +167,8 @@ class SetVariables:
         """Add what couples the readers in a part with the set variables; in the outer part, also what sets cost."""
         for position, term in enumerate(self._model.shared_terms):
             variable = self._model.set_variable(position)
+            if variable not in self._values:
+                continue
             for reader in dict.fromkeys(slot.variable for slot in term.slots):
                 if self._model.lies_in(reader, kind, number):
                     self._add_reader(tables, variable, term, reader, kind, number)
