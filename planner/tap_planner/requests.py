@@ -126,7 +126,7 @@ def _request(
 
     training = options.mode == "train"
     return SearchRequest(
-        folded=space.folded,
+        graphs=space.graphs,
         batch=space.whole.batch,
         cluster=cluster,
         meshes=meshes,
@@ -184,22 +184,22 @@ class _Space:
         target: Target | None = None,
         variant: Variant | None = None,
     ) -> None:
+        from tap_planner.search import MicrobatchGraphs
+
         self.whole = graphs(1)
         self.target = target
         self._graphs = graphs
         self._options = options
         self._variant = variant
         self._rules: dict[int, SpaceRules] = {}
-        self._folded: dict[int, FoldedGraph] = {}
+        self.graphs = MicrobatchGraphs(self._fold)
 
-    def folded(self, microbatches: int) -> FoldedGraph:
+    def _fold(self, microbatches: int) -> FoldedGraph:
         """The graph of one microbatch, in which operators under unlike rules do not stand for each other."""
         from tap_planner.folding import fold
 
-        if microbatches not in self._folded:
-            graph = self._graphs(microbatches)
-            self._folded[microbatches] = fold(graph, self._rules_of(graph).tags)
-        return self._folded[microbatches]
+        graph = self._graphs(microbatches)
+        return fold(graph, self._rules_of(graph).tags)
 
     def strategy_filter(self, mesh: Mesh, graph: Graph) -> StrategyFilter:
         """The rules on a mesh."""
@@ -234,13 +234,11 @@ class _Space:
     def keep_meshes(self, meshes: Sequence[Mesh]) -> tuple[tuple[Mesh, ...], NoStrategyError | None]:
         """The meshes on which the rules can be kept, and, where some cannot, the first conflict."""
         from tap_planner.search import first_conflict
-        from tap_planner.sharding import block_hints
 
         if not self._options.constraints and self.target is None:
             return tuple(meshes), None
         microbatches = 1 if self._options.microbatches == "auto" else self._options.microbatches
-        graph = self.folded(microbatches).graph
-        hints = dict(block_hints(graph))
+        graph, hints = self.graphs.folded(microbatches).graph, self.graphs.hints(microbatches)
         kept: list[Mesh] = []
         conflict: NoStrategyError | None = None
         for mesh in meshes:

@@ -14,6 +14,7 @@ from tap_planner.search import (
     Assignment,
     Configuration,
     CostedModel,
+    MicrobatchGraphs,
     Model,
     Recompute,
     SearchRequest,
@@ -124,7 +125,7 @@ def searched(
     zeros = configuration.settings.zeros
     return search(
         SearchRequest(
-            folded=lambda microbatches: model.space.folded,
+            graphs=MicrobatchGraphs(lambda microbatches: model.space.folded),
             batch=model.graph.batch * configuration.microbatches,
             cluster=cluster,
             meshes=(model.space.mesh,),

@@ -16,6 +16,7 @@ from tap_planner.search.fewer import (
     search_by_room,
     useful_meshes,
 )
+from tap_planner.search.graphs import MicrobatchGraphs
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.merging import search_parts
 from tap_planner.search.model import Model, build_model
@@ -42,6 +43,7 @@ __all__ = [
     "Leaf",
     "LeafFinding",
     "LimitedSearch",
+    "MicrobatchGraphs",
     "Model",
     "NoStrategyError",
     "NotOnAllError",

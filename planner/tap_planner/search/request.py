@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from tap_planner.cluster import Cluster, Mesh
 from tap_planner.errors import InfeasibleError
@@ -12,7 +13,8 @@ from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
 from tap_planner.plan import Decisions, Nearness
 from tap_planner.search.constraints import StrategyFilter
-from tap_planner.search.obstacles import Obstacle
+from tap_planner.search.graphs import MicrobatchGraphs
+from tap_planner.search.obstacles import Obstacle, find_obstacles
 from tap_planner.search.proof import Leaf
 
 
@@ -20,8 +22,8 @@ from tap_planner.search.proof import Leaf
 class SearchRequest:
     """What to search."""
 
-    folded: Callable[[int], FoldedGraph]
-    """Microbatch count -> the graph bound with the batch of one microbatch, folded."""
+    graphs: MicrobatchGraphs
+    """The graphs, bound with the batch of one microbatch."""
     batch: int
     """Global batch."""
     cluster: Cluster
@@ -44,6 +46,10 @@ class SearchRequest:
     hybrid_zero: bool = True
     """Whether ZeRO may shard over the inner ones of the data axes only."""
 
+    def folded(self, microbatches: int) -> FoldedGraph:
+        """The graph of one microbatch, folded."""
+        return self.graphs.folded(microbatches)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchStatistics:
@@ -58,11 +64,12 @@ class SearchStatistics:
     """Strategies of all operators on the chosen mesh."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The best plan found, with its proof."""
+    """The best plan found, with its proof. The decisions are written out when they are first asked for."""
 
-    decisions: Decisions
+    write: Callable[[], Decisions]
+    """Makes the decisions."""
     folded: FoldedGraph
     mesh: Mesh
     objective_ns: int
@@ -77,10 +84,18 @@ class SearchResult:
     notes: tuple[str, ...]
     runners_up: tuple[SearchResult, ...] = ()
     """Plans on other meshes or with other microbatch counts whose objective is within the gap as well, best first."""
-    obstacles: tuple[Obstacle, ...] = ()
-    """Why axes of the mesh are used less than they could be."""
     near: Nearness | None = None
     """How little it changes of an old plan that it was to stay near to."""
+
+    @cached_property
+    def decisions(self) -> Decisions:
+        """The decisions of every operator, tensor and parameter."""
+        return self.write()
+
+    @cached_property
+    def obstacles(self) -> tuple[Obstacle, ...]:
+        """Why axes of the mesh are used less than they could be."""
+        return find_obstacles(self.folded.graph, self.decisions.axes)
 
 
 class NothingFitsError(InfeasibleError):
