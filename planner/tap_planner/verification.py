@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tap_planner.errors import ApplyError, PlanFormatError
-from tap_planner.plan import PlanDocument, ProofEntry, compute_digests, expand
+from tap_planner.plan import PlanDocument, PlanOptions, ProofEntry, compute_digests, expand
 from tap_planner.requests import PreparedSearch, limit_bytes, prepare
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def verify(document: PlanDocument, model: Path, *, replay: bool = False) -> Cert
             "certificate.proof: the plan holds none: an older tap-plan wrote it", hint="Plan again with tap-plan."
         )
     cluster = Cluster.from_json(document.cluster)
-    prepared = prepare(model, cluster, document.options)
+    prepared = prepare(model, cluster, _options(document))
     if prepared.graph.digest != document.model.graph_digest:
         raise ApplyError(
             f"{model.name} gives graph {prepared.graph.digest[:12]}, the plan was made for "
@@ -178,6 +178,13 @@ def verify(document: PlanDocument, model: Path, *, replay: bool = False) -> Cert
         replayed=replay,
         seconds=time.perf_counter() - started,
     )
+
+
+def _options(document: PlanDocument) -> PlanOptions:
+    """The options of the space that the certificate speaks of: moments that were left open are what was chosen."""
+    if document.options.optimizer_states != "auto":
+        return document.options
+    return replace(document.options, optimizer_states=document.optimizer_states)
 
 
 def _digests(document: PlanDocument) -> Iterator[str]:
@@ -211,6 +218,10 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     from tap_planner.simulate import price_program
 
     decisions = expand(document)
+    asked = prepared.request.optimizer_states
+    if decisions.optimizer_states != asked:
+        yield f"optimizer.states: {decisions.optimizer_states}, the options ask for {asked}"
+        return
     shape = tuple(axis.size for axis in document.mesh.axes)
     meshes = [mesh for request in prepared.requests for mesh in request.meshes if mesh.shape == shape]
     mesh = next((m for m in meshes if mesh_places(prepared.cluster, m) == document.mesh.ranks), None)

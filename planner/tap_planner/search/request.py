@@ -10,7 +10,7 @@ from tap_planner.cluster import Cluster, Mesh
 from tap_planner.errors import InfeasibleError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
-from tap_planner.plan import Decisions, Nearness
+from tap_planner.plan import Decisions, Nearness, StatesChoice
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.obstacles import Obstacle
 from tap_planner.search.proof import Leaf
@@ -39,6 +39,8 @@ class SearchRequest:
     constraints: Callable[[Mesh, Graph], StrategyFilter]
     """Mesh and graph of one microbatch -> what the rules leave."""
     loss_output: str | None
+    optimizer_states: str = "fp32"
+    """Element type of AdamW's moments, for the whole plan: ``fp32`` or ``bf16``."""
     uniform_settings: bool = False
     """Whether recompute and ZeRO must be one setting for the whole plan."""
     hybrid_zero: bool = True
@@ -81,6 +83,8 @@ class SearchResult:
     """Why axes of the mesh are used less than they could be."""
     near: Nearness | None = None
     """How little it changes of an old plan that it was to stay near to."""
+    states: StatesChoice | None = None
+    """What was compared where the element type of the moments was left open."""
 
 
 class NothingFitsError(InfeasibleError):
