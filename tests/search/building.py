@@ -101,6 +101,7 @@ def free_configuration(
     hybrid: bool = True,
     microbatches: int = 1,
     training: bool = True,
+    optimizer_states: str = "fp32",
 ) -> Configuration:
     """Settings that every region and every ZeRO group chooses from."""
     zeros = zero_settings(levels, num_axes, hybrid=hybrid)
@@ -110,6 +111,7 @@ def free_configuration(
         optimizer="adamw",
         precision="fp32",
         training=training,
+        optimizer_states=optimizer_states,
     )
 
 
@@ -139,6 +141,7 @@ def searched(
             gap=Fraction(0),
             constraints=lambda mesh, graph: strategy_filter or StrategyFilter(),
             loss_output=None,
+            optimizer_states=configuration.optimizer_states,
         )
     )
 

@@ -193,11 +193,10 @@ def _mesh(document: PlanDocument) -> dict[str, Scalar]:
         "axes": " ".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes),
         "microbatches": document.pipeline.microbatches,
         "schedule": document.pipeline.schedule,
+        "optimizer_states": document.optimizer_states,
         "stages": len(document.pipeline.stages),
         "ranks": " ".join(map(_place, document.mesh.ranks)),
     }
-    if document.optimizer_states != "fp32":
-        values["optimizer_states"] = document.optimizer_states
     if document.mesh.idle_devices:
         boxes = (f"{_place(box.first)} to {_place(box.last)}" for box in document.mesh.idle_devices)
         values["idle_devices"] = ", ".join(boxes)
