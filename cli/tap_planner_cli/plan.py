@@ -301,11 +301,12 @@ def _check(context: click.Context, model: Path, cluster: str, plan: Path, values
 
 def _verify(context: click.Context, model: Path, values: dict[str, Any]) -> int:
     others = _NOT_PLANNING - {"cluster", "output", "alternatives", "check", "report"}
-    _refuse_planning(context, "--verify-certificate", others)
+    _refuse_planning(context, "--verify-certificate", others | {"stay_near"})
     document = read_plan(values["verify_certificate"])
+    old = None if values["stay_near"] is None else read_plan(values["stay_near"])
     from tap_planner import api
 
-    report = api.verify_certificate(document, model, replay=values["replay"])
+    report = api.verify_certificate(document, model, replay=values["replay"], old=old)
     if not values["quiet"]:
         for line in report.lines():
             click.echo(printable(line))

@@ -340,18 +340,21 @@ def check_plan(old: PlanDocument, model: Path, cluster: str) -> PlanDiff:
     return diff_plans(old, make_plan(PlanRequest(model=model, cluster=cluster, options=old.options), near))
 
 
-def verify_certificate(document: PlanDocument, model: Path, *, replay: bool = False) -> CertificateReport:
+def verify_certificate(
+    document: PlanDocument, model: Path, *, replay: bool = False, old: PlanDocument | None = None
+) -> CertificateReport:
     """Check what a plan's certificate claims: its price, that the proof covers the space, and every bound of it.
 
     Args:
         document: the plan; it holds cluster and options.
         model: ONNX file.
         replay: whether to prove the solver's bounds again, too.
+        old: the plan that it stays near to, to count again what it changes.
 
     Raises:
         ApplyError: the plan is about another model.
     """
-    return verify(document, model, replay=replay)
+    return verify(document, model, replay=replay, old=old)
 
 
 def _part_graph(document: PlanDocument, decisions: Decisions, model: Path) -> Graph:
