@@ -14,6 +14,8 @@ import pytest
 
 from tap_planner import api
 from tap_planner.cluster import Cluster
+from tap_planner.graph import BindOptions, Graph, LossOptions, bind
+from tap_planner.legality import unfounded
 from tap_planner.plan import (
     BlockEntry,
     OperandDecision,
@@ -33,7 +35,8 @@ from tap_planner.program import lower
 from tap_planner.requests import prepare
 from tap_planner.sharding import PARTIAL, REPLICATE, Step
 from tap_planner.simulate import price_program
-from tests.graph.models import DATA
+from tests.apply.random_plans import RandomPlan
+from tests.graph.models import DATA, data_model
 
 MODEL = DATA / "hm_gpt_tiny.onnx"
 CLUSTER = "2x2:a100-sxm4-80gb"
@@ -265,3 +268,50 @@ def test_true_decisions_pass() -> None:
     """What the tests above change holds as it is."""
     for name in ("free", "zero"):
         assert api.verify_certificate(planned(name), MODEL).findings == ()
+
+
+MODELS = ("gpt2_tiny", "llama_tiny", "t5_tiny", "resnet_small", "hm_mixtral_tiny", "llama_decode_tiny")
+
+
+def graph_of(name: str) -> Graph:
+    """A small model, to train or to decode."""
+    training = "decode" not in name
+    dims = {"t5_tiny": {"seq": 8, "dec_seq": 6}, "llama_decode_tiny": {"past": 5}, "resnet_small": {}}
+    options = BindOptions(
+        batch=4,
+        dims=dims.get(name, {"seq": 8}),
+        training=training,
+        ends=not training,
+        loss=LossOptions(kind="mean"),
+    )
+    return bind(data_model(name), options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_any_strategies_make_a_legal_plan(name: str) -> None:
+    """Random strategies and storage, with what follows from them, made without the search: nothing is wrong with them.
+
+    Their steps are shortest ones, not cheapest, and their buckets small, which other plans may not have.
+    """
+    graph = graph_of(name)
+    for seed, shape in ((0, (2, 2)), (1, (2, 4)), (2, (4,))):
+        decisions = RandomPlan(graph, shape, seed, zero=None).build()
+        assert [finding for finding in unfounded(graph, decisions) if "bucket" not in finding] == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_step_may_be_missing(name: str) -> None:
+    """A redistribution without its last step in either direction is found, and so is none where there should be one."""
+    graph = graph_of(name)
+    decisions = RandomPlan(graph, (2, 2), 7, zero=None).build()
+    number_of_edges = len(decisions.redistributions)
+    assert number_of_edges > 4
+    for number in range(0, number_of_edges, 1 + number_of_edges // 6):
+        edge = decisions.redistributions[number]
+        others = (decisions.redistributions[:number], decisions.redistributions[number + 1 :])
+        changed = [replace(edge, forward=edge.forward[:-1])] if edge.forward else []
+        changed += [replace(edge, backward=edge.backward[:-1])] if edge.backward else []
+        for made in ((), *((one,) for one in changed)):
+            false = replace(decisions, redistributions=(*others[0], *made, *others[1]))
+            findings = [finding for finding in unfounded(graph, false) if finding.startswith("redistributions")]
+            assert len(findings) == 1 and edge.tensor in findings[0]

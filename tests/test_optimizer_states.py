@@ -187,8 +187,10 @@ def test_targets_with_moments_in_bfloat16(target: str, levels: set[int]) -> None
     assert {part.optimizer_states for part in prepared.requests} == {"bf16"}
 
 
-def test_another_framework_has_none() -> None:
-    """The same through the API."""
+def test_what_is_refused_without_the_command_line() -> None:
+    """The same through the API, and a type that there is not."""
+    with pytest.raises(UsageError, match="optimizer states 'fp8', expected fp32, bf16 or auto"):
+        api.prepare_search(request(EQUAL, "fp8"))
     with pytest.raises(UsageError, match="does not keep float32 master values"):
         api.prepare_search(request(EQUAL, "bf16", target="deepspeed"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tap_planner.errors import UsageError
-from tap_planner.plan import PlanOptions
+from tap_planner.plan import OPTIMIZER_STATES, PlanOptions
 
 __all__ = ["check_moments", "rounds_moments"]
 
@@ -25,11 +25,17 @@ def rounds_moments(options: PlanOptions) -> bool:
 
 
 def check_moments(options: PlanOptions) -> None:
-    """Refuse bfloat16 moments where there are none, and where they would spoil what the precision is for.
+    """Refuse types that there are not, bfloat16 moments where there are none, and where they would spoil what the precision
+    is for.
 
     Raises:
         UsageError: they are asked for all the same.
     """
+    if options.optimizer_states not in (*OPTIMIZER_STATES, "auto"):
+        raise UsageError(
+            f"optimizer states {options.optimizer_states!r}, expected {', '.join(OPTIMIZER_STATES)} or auto",
+            hint="Leave --optimizer-states out.",
+        )
     if options.optimizer_states != "bf16":
         return
     if options.mode != "train":
