@@ -25,8 +25,8 @@ def rounds_moments(options: PlanOptions) -> bool:
 
 
 def check_moments(options: PlanOptions) -> None:
-    """Refuse types that there are not, bfloat16 moments where there are none, and where they would spoil what the precision
-    is for.
+    """Refuse types that there are not, and bfloat16 moments where there are none or where they would spoil what the
+    precision is for.
 
     Raises:
         UsageError: they are asked for all the same.
