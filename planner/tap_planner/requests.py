@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tap_planner.errors import UsageError
+from tap_planner.moments import check_moments
 from tap_planner.plan import RECOMPUTES, Constraint, PlanOptions
 from tap_planner.yaml_entries import near_miss
 
@@ -59,6 +60,7 @@ def prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSearc
     from tap_planner.cost import unknown_operators
     from tap_planner.graph import bind, load_model
 
+    check_moments(options)
     model = load_model(path)
     whole = bind(model, bind_options(options))
     for warning in whole.warnings:
@@ -140,6 +142,7 @@ def _request(
         gap=Fraction(options.gap_basis_points, 10_000),
         constraints=space.strategy_filter,
         loss_output=_loss_output(space.whole),
+        optimizer_states="bf16" if options.optimizer_states == "bf16" else "fp32",
         uniform_settings=space.target is not None and space.target.uniform_settings,
         hybrid_zero=space.target is None or space.target.hybrid_zero,
     )
@@ -322,12 +325,21 @@ def _zero_levels(options: PlanOptions, target: Target | None, variant: Variant |
     if target is None or variant is None:
         return asked
     known = {*target.zero_levels, *target.zero_levels_with_tensor}
+    also = ""
+    if options.optimizer_states == "bf16":
+        known &= set(target.zero_levels_with_bf16_states)
+        also = " with --optimizer-states bf16"
+    if not known:
+        raise UsageError(
+            f"--optimizer-states bf16: --target {target.name} does not keep float32 master values beside such moments",
+            hint="Leave --optimizer-states or --target out.",
+        )
     if not known & set(asked):
         raise UsageError(
-            f"--zero {options.zero}: --target {target.name} has ZeRO {', '.join(map(str, sorted(known)))}",
+            f"--zero {options.zero}{also}: --target {target.name} has ZeRO {', '.join(map(str, sorted(known)))}{also}",
             hint="Leave --zero to the search.",
         )
-    return tuple(level for level in asked if level in variant.zero_levels)
+    return tuple(level for level in asked if level in variant.zero_levels and level in known)
 
 
 def _recomputes(options: PlanOptions, target: Target | None) -> tuple[str, ...]:

@@ -102,6 +102,7 @@ def free_configuration(
     hybrid: bool = True,
     microbatches: int = 1,
     training: bool = True,
+    optimizer_states: str = "fp32",
 ) -> Configuration:
     """Settings that every region and every ZeRO group chooses from."""
     zeros = zero_settings(levels, num_axes, hybrid=hybrid)
@@ -111,6 +112,7 @@ def free_configuration(
         optimizer="adamw",
         precision="fp32",
         training=training,
+        optimizer_states=optimizer_states,
     )
 
 
@@ -140,6 +142,7 @@ def searched(
             gap=Fraction(0),
             constraints=lambda mesh, graph: strategy_filter or StrategyFilter(),
             loss_output=None,
+            optimizer_states=configuration.optimizer_states,
         )
     )
 

@@ -56,9 +56,11 @@ from tap_planner.plan.document import (
 )
 from tap_planner.plan.expand import ExpandedParts, expand, expand_parts
 from tap_planner.plan.fold import fold_decisions
+from tap_planner.plan.optimizer_states import StatesChoice, StatesOutcome
 from tap_planner.plan.options import (
     LOSSES,
     MODES,
+    OPTIMIZER_STATES,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -79,6 +81,7 @@ __all__ = [
     "MEMORY_KINDS",
     "MODES",
     "OPTIMIZERS",
+    "OPTIMIZER_STATES",
     "PHASES",
     "PRECISIONS",
     "RECOMPUTES",
@@ -128,6 +131,8 @@ __all__ = [
     "Region",
     "RepeatEntry",
     "Stage",
+    "StatesChoice",
+    "StatesOutcome",
     "ValueChange",
     "Verdict",
     "build_document",

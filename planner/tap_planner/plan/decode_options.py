@@ -6,7 +6,17 @@ from typing import Literal, cast
 
 from tap_planner.errors import PlanFormatError
 from tap_planner.operators import ComputeKind, CustomRule, FactorKind, RuleProblemError, custom_rule
-from tap_planner.plan.options import LOSSES, MODES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TARGETS, Auto, PlanOptions
+from tap_planner.plan.options import (
+    LOSSES,
+    MODES,
+    OPTIMIZER_STATES,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    TARGETS,
+    Auto,
+    PlanOptions,
+)
 from tap_planner.plan.reader import MAX_INTEGER, REMEDY, Value, fail
 from tap_planner.plan.rules import Constraint
 
@@ -25,6 +35,7 @@ def options_from_json(value: Value) -> PlanOptions:
         batch=None if batch is None else batch.integer(1),
         precision=value["precision"].text(PRECISIONS),
         optimizer=value["optimizer"].text(OPTIMIZERS),
+        optimizer_states=_optimizer_states(value.get("optimizer_states")),
         loss=loss and loss["kind"].text(LOSSES),
         loss_output=loss and loss["output"].text(),
         cost=value["cost"].text(),
@@ -47,6 +58,10 @@ def options_from_json(value: Value) -> PlanOptions:
         train=value["train"].texts(),
         custom_rules=value["custom_rules"].each(_custom_rule) if value.get("custom_rules") is not None else (),
     )
+
+
+def _optimizer_states(value: Value | None) -> str:
+    return OPTIMIZER_STATES[0] if value is None else value.text(("auto", *OPTIMIZER_STATES))
 
 
 def _custom_rule(value: Value) -> CustomRule:

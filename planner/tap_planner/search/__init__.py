@@ -2,6 +2,7 @@
 
 from tap_planner.search.assemble import assemble
 from tap_planner.search.capacity import least_ns
+from tap_planner.search.changes import OldPlan
 from tap_planner.search.choices import Assignment, Choices, fold_assignment
 from tap_planner.search.configuration import Configuration, Recompute, Settings, ZeroSetting, zero_settings
 from tap_planner.search.constraints import NoStrategyError, SpaceRules, StrategyFilter
@@ -48,6 +49,7 @@ __all__ = [
     "NoStrategyError",
     "NotOnAllError",
     "Obstacle",
+    "OldPlan",
     "Outcome",
     "Proof",
     "ProofKind",

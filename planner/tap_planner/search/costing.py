@@ -315,6 +315,7 @@ class CostedModel:
             zero_level=level,
             precision=configuration.precision,
             optimizer=configuration.optimizer or "sgd",
+            optimizer_states=configuration.optimizer_states,
             trainable=trainable,
         )
         ns = 0
@@ -325,6 +326,7 @@ class CostedModel:
                 zero_level=level,
                 precision=configuration.precision,
                 optimizer=configuration.optimizer,
+                optimizer_states=configuration.optimizer_states,
                 device=space.compute.device,
             )
             for call in reduction_calls(

@@ -160,6 +160,7 @@ class SearchSpace:
             optimizer=request.optimizer,
             precision=request.precision,
             training=request.training,
+            optimizer_states=request.optimizer_states,
         )
         model = self.model(mesh, self.counts[0] if whole_batch else microbatches)
         return CostedModel(model, configuration, repeat=1 if whole_batch else None)

@@ -171,6 +171,7 @@ class _Search:
                 optimizer=place.request.optimizer,
                 precision=place.request.precision,
                 training=place.request.training,
+                optimizer_states=place.request.optimizer_states,
             )
             found = self._under(place, model, configuration)
             if found is not None and (best is None or self._rank(found) < self._rank(best)):

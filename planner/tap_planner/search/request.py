@@ -11,7 +11,7 @@ from tap_planner.cluster import Cluster, Mesh
 from tap_planner.errors import InfeasibleError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
-from tap_planner.plan import Decisions, Nearness
+from tap_planner.plan import Decisions, Nearness, StatesChoice
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.graphs import MicrobatchGraphs
 from tap_planner.search.obstacles import Obstacle, find_obstacles
@@ -41,6 +41,8 @@ class SearchRequest:
     constraints: Callable[[Mesh, Graph], StrategyFilter]
     """Mesh and graph of one microbatch -> what the rules leave."""
     loss_output: str | None
+    optimizer_states: str = "fp32"
+    """Element type of AdamW's moments, for the whole plan: ``fp32`` or ``bf16``."""
     uniform_settings: bool = False
     """Whether recompute and ZeRO must be one setting for the whole plan."""
     hybrid_zero: bool = True
@@ -86,6 +88,8 @@ class SearchResult:
     """Plans on other meshes or with other microbatch counts whose objective is within the gap as well, best first."""
     near: Nearness | None = None
     """How little it changes of an old plan that it was to stay near to."""
+    states: StatesChoice | None = None
+    """What was compared where the element type of the moments was left open."""
 
     @cached_property
     def decisions(self) -> Decisions:

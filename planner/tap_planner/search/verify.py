@@ -52,8 +52,7 @@ def verify_leaves(
             mine = [leaf for leaf in leaves if leaf.part == part]
             try:
                 space = SearchSpace(room)
-            except InfeasibleError:  # by its sizes alone: there is nothing to cover
-                known |= {(leaf.part, leaf.mesh, leaf.setting) for leaf in mine}
+            except InfeasibleError:  # by its sizes alone: there is nothing to cover, and there are no leaves
                 continue
             checking = _Checking(space, room, mine, replay)
             findings += checking.findings()
