@@ -167,7 +167,7 @@ CASES = (
             *("-o", "out.json"),
         ),
         code=3,
-        says=("--replicate '*:replicate' conflicts with that limit: without it a plan fits", "hint: Drop --replicate"),
+        says=("--zero 0 and --replicate '*:replicate' each conflict with that limit", "hint: Drop --replicate"),
     ),
     Wrong(
         name="too large for the memory",

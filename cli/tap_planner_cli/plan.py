@@ -15,6 +15,7 @@ from tap_planner.plan import (
     LOSSES,
     MODES,
     OBJECTIVES,
+    OPTIMIZER_STATES,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -75,6 +76,13 @@ _NOT_PLANNING = {
 @click.option("--batch-dim", metavar="NAME", help="Symbolic dim that carries the batch.")
 @click.option("--mode", type=click.Choice(MODES), default="train", show_default=True)
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True)
+@click.option(
+    "--optimizer-states",
+    type=click.Choice([*OPTIMIZER_STATES, "auto"]),
+    default="fp32",
+    show_default=True,
+    help="Element type of AdamW's moments; auto: bf16 where fp32 is over 2% slower or does not fit.",
+)
 @click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True)
 @click.option(
     "--objective",
@@ -194,6 +202,7 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         precision=values["precision"],
         optimizer=values["optimizer"],
         objective=_objective(values),
+        optimizer_states=values["optimizer_states"],
         loss=loss if training else None,
         loss_output=values["loss_output"],
         zero=_zero(values),
@@ -310,11 +319,12 @@ def _check(context: click.Context, model: Path, cluster: str, plan: Path, values
 
 def _verify(context: click.Context, model: Path, values: dict[str, Any]) -> int:
     others = _NOT_PLANNING - {"cluster", "output", "alternatives", "check", "report"}
-    _refuse_planning(context, "--verify-certificate", others)
+    _refuse_planning(context, "--verify-certificate", others | {"stay_near"})
     document = read_plan(values["verify_certificate"])
+    old = None if values["stay_near"] is None else read_plan(values["stay_near"])
     from tap_planner import api
 
-    report = api.verify_certificate(document, model, replay=values["replay"])
+    report = api.verify_certificate(document, model, replay=values["replay"], old=old)
     if not values["quiet"]:
         for line in report.lines():
             click.echo(printable(line))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from tap_planner_cli.errors import printable
-from tap_planner_cli.show_text import heading
+from tap_planner_cli.show_text import heading, optimizer_text
 
 if TYPE_CHECKING:
     from tap_planner.program import Instruction, Program, Release
@@ -40,6 +40,7 @@ def describe(program: Program, instructions: Iterable[Instruction]) -> Iterable[
     )
 
     axes = tuple(axis.name for axis in program.decisions.axes)
+    optimizer = optimizer_text(program.decisions.optimizer, program.decisions.optimizer_states)
     for number, instruction in enumerate(instructions):
         match instruction:
             case Compute(phase, index):
@@ -56,7 +57,7 @@ def describe(program: Program, instructions: Iterable[Instruction]) -> Iterable[
             case ReduceGradients(bucket):
                 phase_name, text = "gradient", f"reduce gradients of bucket {bucket}"
             case UpdateParameters():
-                phase_name, text = "optimizer", f"update parameters with {program.decisions.optimizer}"
+                phase_name, text = "optimizer", f"update parameters with {optimizer}"
             case GatherUpdated(bucket):
                 phase_name, text = "optimizer", f"gather updated parameters of bucket {bucket}"
             case Release():

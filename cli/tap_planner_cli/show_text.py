@@ -17,6 +17,7 @@ from tap_planner.plan import (
     IdlePlaces,
     ParameterEntry,
     PlanDocument,
+    StatesChoice,
     device_kinds,
     display_blocks,
 )
@@ -63,7 +64,8 @@ def _print_head(console: Console, document: PlanDocument) -> None:
     options, model, certificate = document.options, document.model, document.certificate
     names = zip(document.claims, _NAMES[options.objective], strict=True)
     time = f"{format_ns(certificate.objective_ns)} by objective A" if options.objective == "communication" else ""
-    kind = f"training with {options.optimizer}" if options.mode == "train" else "inference"
+    optimizer = optimizer_text(options.optimizer, document.optimizer_states)
+    kind = f"training with {optimizer}" if options.mode == "train" else "inference"
     dims = ", ".join(f"{name}={size}" for name, size in model.dims.items())
     console.print(Text(f"{printable(model.name)} on {printable(str(document.cluster['name']))}", style="bold"))
     lines = [
@@ -73,6 +75,8 @@ def _print_head(console: Console, document: PlanDocument) -> None:
         ("searched", ", ".join(f"{format_count(size)} {name}" for name, size in certificate.space.items())),
         ("not in it", ", ".join(certificate.not_in_objective)),
     ]
+    if certificate.states is not None:
+        lines.append(("moments", states_text(document, certificate.states)))
     if options.constraints:
         lines.append(("constraints", ", ".join(map(str, options.constraints))))
     if options.custom_rules:
@@ -268,6 +272,25 @@ def zero_text(document: PlanDocument) -> str:
     if len(levels) < 2:
         return str(next(iter(levels), "-"))
     return ", ".join(f"{level} ({share(count, total)})" for level, count in levels.items())
+
+
+def optimizer_text(optimizer: str, states: str) -> str:
+    """``adamw``, or ``adamw (bf16 moments)``."""
+    return optimizer if states == "fp32" else f"{optimizer} ({states} moments)"
+
+
+def states_text(document: PlanDocument, choice: StatesChoice) -> str:
+    """Which element type AdamW's moments have, and what the other one would have made of the step."""
+    chosen = document.optimizer_states
+    other, name = (choice.fp32, "fp32") if chosen == "bf16" else (choice.bf16, "bf16")
+    own = choice.bf16 if chosen == "bf16" else choice.fp32
+    if other.objective_ns is None or own.objective_ns is None:
+        least = other.least_memory_bytes
+        needs = "none was found that fits" if least is None else f"every plan needs at least {format_bytes(least)}"
+        return f"{chosen}; with {name} {needs}"
+    change = f"{other.objective_ns / own.objective_ns - 1:+.1%}"
+    bound = f", at least {format_ns(other.bound_ns)}" if other.bound_ns not in (None, other.objective_ns) else ""
+    return f"{chosen}, {format_ns(own.objective_ns)}; with {name} {format_ns(other.objective_ns)} ({change}{bound})"
 
 
 def recompute_text(document: PlanDocument) -> str:

@@ -16,7 +16,7 @@ from tap_planner.alternatives import Alternative
 from tap_planner.errors import InfeasibleError, TapError
 from tap_planner.plan import Claim, PlanDocument, device_kinds, write_text
 from tap_planner_cli.errors import printable
-from tap_planner_cli.show_text import idle_text, recompute_text, zero_text
+from tap_planner_cli.show_text import idle_text, recompute_text, states_text, zero_text
 from tap_planner_cli.units import format_bytes, format_ns, format_rate, format_unit, share
 
 
@@ -27,6 +27,7 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
     training = document.options.mode == "train"
     settings = f", ZeRO {zero_text(document)}, {document.pipeline.microbatches} microbatches, "
     settings += f"recompute {recompute_text(document)}"
+    settings += "" if document.optimizer_states == "fp32" else f", {document.optimizer_states} moments"
     communication = (
         f"{share(predicted.communication_ns - predicted.hidden_ns, predicted.step_ns)} of it communication"
         + (f", {format_ns(predicted.hidden_ns)} more of it hidden" if predicted.hidden_ns else "")
@@ -40,6 +41,8 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
     ]
     if document.options.objective == "communication":
         rows.append(("time", f"{format_ns(certificate.objective_ns)} by objective A; nothing is proven of it"))
+    if certificate.states is not None:
+        rows.append(("moments", states_text(document, certificate.states)))
     if certificate.near is not None:
         rows.append(("near", certificate.near.shown))
     if document.num_idle:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tap_planner.alternatives import Alternative, best_on_other_meshes
+from tap_planner.choosing import choose_states, with_states
 from tap_planner.errors import ApplyError, InfeasibleError, UsageError
 from tap_planner.logs import NOTE
 from tap_planner.plan import (
@@ -117,23 +118,24 @@ def alternatives(request: PlanRequest, document: PlanDocument, count: int) -> tu
         TapError: model, cluster or options are wrong.
     """
     shape = tuple(axis.size for axis in document.mesh.axes)
-    return best_on_other_meshes(prepare_search(request), shape, count, _search_all)
+    prepared = with_states(prepare_search(request), document.optimizer_states)
+    return best_on_other_meshes(prepared, shape, count, _search_all)
 
 
 def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
     objective = prepared.options.objective
-    if old is None:
-        result = _search(prepared)
-        if objective != "communication":
-            result = _fastest_predicted(prepared, result)
-    else:
-        if objective != "time":
-            raise UsageError(
-                f"--stay-near allows a regret of time, the objective is {objective}",
-                hint="Leave --stay-near or --objective out.",
-            )
+    if old is not None and objective != "time":
+        raise UsageError(
+            f"--stay-near allows a regret of time, the objective is {objective}",
+            hint="Leave --stay-near or --objective out.",
+        )
+    if old is not None:
         check_old_plan(prepared, old)
-        result = near_result(prepared, _search(prepared), old)
+    prepared, result = _search(prepared, old)
+    if old is not None:
+        result = near_result(prepared, result, old)
+    elif objective != "communication":
+        result = _fastest_predicted(prepared, result)
     for note in result.notes:
         _log.info(note)
     for obstacle in result.obstacles:  # a mesh that was asked for deserves the reason why it is not used
@@ -180,9 +182,10 @@ def _search_all(prepared: PreparedSearch) -> SearchResult:
     return search_parts(prepared.requests, lambda request: search_by_room(request, limit))
 
 
-def _search(prepared: PreparedSearch) -> SearchResult:
+def _search(prepared: PreparedSearch, old: PlanDocument | None) -> tuple[PreparedSearch, SearchResult]:
+    """The space that the plan is of (moments may be left open), and the best plan."""
     try:
-        return _search_all(prepared)
+        return choose_states(prepared, _search_all, None if old is None else old.optimizer_states)
     except InfeasibleError as failure:
         raise diagnose(prepared, failure) from failure
 
@@ -366,6 +369,7 @@ def _certificate(result: SearchResult, price: Price, objective: str) -> Certific
         },
         not_in_objective=left_out,
         near=result.near,
+        states=result.states,
     )
 
 
@@ -388,18 +392,21 @@ def check_plan(old: PlanDocument, model: Path, cluster: str) -> PlanDiff:
     return diff_plans(old, make_plan(PlanRequest(model=model, cluster=cluster, options=old.options), near))
 
 
-def verify_certificate(document: PlanDocument, model: Path, *, replay: bool = False) -> CertificateReport:
+def verify_certificate(
+    document: PlanDocument, model: Path, *, replay: bool = False, old: PlanDocument | None = None
+) -> CertificateReport:
     """Check what a plan's certificate claims: its price, that the proof covers the space, and every bound of it.
 
     Args:
         document: the plan; it holds cluster and options.
         model: ONNX file.
         replay: whether to prove the solver's bounds again, too.
+        old: the plan that it stays near to, to count again what it changes.
 
     Raises:
         ApplyError: the plan is about another model.
     """
-    return verify(document, model, replay=replay)
+    return verify(document, model, replay=replay, old=old)
 
 
 def _part_graph(document: PlanDocument, decisions: Decisions, model: Path) -> Graph:

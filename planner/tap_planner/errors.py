@@ -121,7 +121,7 @@ class Remedy:
 
     kind: str
     """What is changed: ``zero``, ``recompute``, ``microbatches``, ``mesh``, ``rule``, ``target``, ``together``,
-    ``idle``, ``memory`` or ``nodes``."""
+    ``idle``, ``states``, ``memory`` or ``nodes``."""
     text: str
     """What to do, in one line."""
     options: tuple[str, ...]

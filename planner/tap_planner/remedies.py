@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tap_planner.errors import InfeasibleError, Remedy, TapError
 from tap_planner.growing import Grown, enlarged, fewest_nodes
+from tap_planner.moments import rounds_moments
 from tap_planner.plan import RECOMPUTES, Constraint, PlanOptions
 from tap_planner.probing import Prober
 from tap_planner.requests import PreparedSearch, with_options
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose"]
 
+_BF16 = ("--optimizer-states", "bf16")
 MOST_RULES = 12
 """With more rules only all of them together are looked at."""
 
@@ -51,6 +53,10 @@ class _Limit:
 class _Diagnosis:
     def __init__(self, prepared: PreparedSearch, failure: InfeasibleError, objective: str) -> None:
         self._with = "" if objective == "time" else " with --objective time"
+        self._also: tuple[str, ...] = ()
+        if prepared.options.optimizer_states == "auto" and rounds_moments(prepared.options):
+            self._also = _BF16  # what fits with float32 moments fits with these
+            prepared = with_options(prepared, replace(prepared.options, optimizer_states="bf16"))
         self._prepared = prepared
         self._options = prepared.options
         self._failure = failure
@@ -66,6 +72,11 @@ class _Diagnosis:
             options = replace(self._options, allow_idle=True)
             self._add("idle", options, "Add --allow-idle", ("--allow-idle",))
         same = sorted(self._remedies, key=lambda remedy: remedy.objective_ns)
+        self._remedies = []
+        if self._options.optimizer_states == "fp32" and rounds_moments(self._options):
+            options = replace(self._options, optimizer_states="bf16")
+            self._add("states", options, f"Add {' '.join(_BF16)} (AdamW's moments are rounded)", _BF16)
+        same += self._remedies  # last of those for the same machine: it changes what is computed
         self._remedies = []
         self._nodes()
         self._memory()
@@ -108,11 +119,12 @@ class _Diagnosis:
         return found is not None
 
     def _list(self, kind: str, text: str, given: tuple[str, ...], found: SearchResult) -> None:
+        also = f" with {' '.join(self._also)}" if self._also else ""
         self._remedies.append(
             Remedy(
                 kind=kind,
-                text=f"{text}: a step of {_milliseconds(found.objective_ns)} ms or less{self._with}",
-                options=given,
+                text=f"{text}{also}: a step of {_milliseconds(found.objective_ns)} ms or less{self._with}",
+                options=(*given, *self._also) if given else (),
                 objective_ns=found.objective_ns,
                 memory_bytes=found.memory_bytes,
             )

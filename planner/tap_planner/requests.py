@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tap_planner.errors import UsageError
+from tap_planner.moments import check_moments, rounds_moments
 from tap_planner.plan import RECOMPUTES, Constraint, PlanOptions
 from tap_planner.yaml_entries import near_miss
 
@@ -56,9 +57,11 @@ def prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSearc
     Raises:
         TapError: model or options are wrong.
     """
+    _check_objective(options)
     from tap_planner.cost import unknown_operators
     from tap_planner.graph import bind, load_model
 
+    check_moments(options)
     model = load_model(path)
     whole = bind(model, bind_options(options))
     for warning in whole.warnings:
@@ -127,7 +130,7 @@ def _request(
 
     training = options.mode == "train"
     return SearchRequest(
-        folded=space.folded,
+        graphs=space.graphs,
         batch=space.whole.batch,
         cluster=cluster,
         meshes=meshes,
@@ -141,6 +144,7 @@ def _request(
         gap=Fraction(options.gap_basis_points, 10_000),
         constraints=space.strategy_filter,
         loss_output=_loss_output(space.whole),
+        optimizer_states="bf16" if options.optimizer_states == "bf16" else "fp32",
         uniform_settings=space.target is not None and space.target.uniform_settings,
         hybrid_zero=space.target is None or space.target.hybrid_zero,
         prices=PriceList.VOLUME if options.objective == "communication" else PriceList.TIME,
@@ -186,22 +190,22 @@ class _Space:
         target: Target | None = None,
         variant: Variant | None = None,
     ) -> None:
+        from tap_planner.search import MicrobatchGraphs
+
         self.whole = graphs(1)
         self.target = target
         self._graphs = graphs
         self._options = options
         self._variant = variant
         self._rules: dict[int, SpaceRules] = {}
-        self._folded: dict[int, FoldedGraph] = {}
+        self.graphs = MicrobatchGraphs(self._fold)
 
-    def folded(self, microbatches: int) -> FoldedGraph:
+    def _fold(self, microbatches: int) -> FoldedGraph:
         """The graph of one microbatch, in which operators under unlike rules do not stand for each other."""
         from tap_planner.folding import fold
 
-        if microbatches not in self._folded:
-            graph = self._graphs(microbatches)
-            self._folded[microbatches] = fold(graph, self._rules_of(graph).tags)
-        return self._folded[microbatches]
+        graph = self._graphs(microbatches)
+        return fold(graph, self._rules_of(graph).tags)
 
     def strategy_filter(self, mesh: Mesh, graph: Graph) -> StrategyFilter:
         """The rules on a mesh."""
@@ -236,13 +240,11 @@ class _Space:
     def keep_meshes(self, meshes: Sequence[Mesh]) -> tuple[tuple[Mesh, ...], NoStrategyError | None]:
         """The meshes on which the rules can be kept, and, where some cannot, the first conflict."""
         from tap_planner.search import first_conflict
-        from tap_planner.sharding import block_hints
 
         if not self._options.constraints and self.target is None:
             return tuple(meshes), None
         microbatches = 1 if self._options.microbatches == "auto" else self._options.microbatches
-        graph = self.folded(microbatches).graph
-        hints = dict(block_hints(graph))
+        graph, hints = self.graphs.folded(microbatches).graph, self.graphs.hints(microbatches)
         kept: list[Mesh] = []
         conflict: NoStrategyError | None = None
         for mesh in meshes:
@@ -326,12 +328,21 @@ def _zero_levels(options: PlanOptions, target: Target | None, variant: Variant |
     if target is None or variant is None:
         return asked
     known = {*target.zero_levels, *target.zero_levels_with_tensor}
+    also = ""
+    if options.optimizer_states == "bf16":
+        known &= set(target.zero_levels_with_bf16_states)
+        also = " with --optimizer-states bf16"
+    if not known:
+        raise UsageError(
+            f"--optimizer-states bf16: --target {target.name} does not keep float32 master values beside such moments",
+            hint="Leave --optimizer-states or --target out.",
+        )
     if not known & set(asked):
         raise UsageError(
-            f"--zero {options.zero}: --target {target.name} has ZeRO {', '.join(map(str, sorted(known)))}",
+            f"--zero {options.zero}{also}: --target {target.name} has ZeRO {', '.join(map(str, sorted(known)))}{also}",
             hint="Leave --zero to the search.",
         )
-    return tuple(level for level in asked if level in variant.zero_levels)
+    return tuple(level for level in asked if level in variant.zero_levels and level in known)
 
 
 def _recomputes(options: PlanOptions, target: Target | None) -> tuple[str, ...]:
@@ -347,6 +358,15 @@ def _recomputes(options: PlanOptions, target: Target | None) -> tuple[str, ...]:
             hint="Leave --recompute to the search.",
         )
     return kept
+
+
+def _check_objective(options: PlanOptions) -> None:
+    """What is left to be decided by time cannot be where another objective is asked for."""
+    if options.objective != "time" and options.optimizer_states == "auto" and rounds_moments(options):
+        raise UsageError(
+            f"--optimizer-states auto weighs the time of a step, the objective is {options.objective}",
+            hint="Choose --optimizer-states fp32 or bf16.",
+        )
 
 
 def _check_microbatches(microbatches: int, graph: Graph) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tap_planner.errors import ApplyError, PlanFormatError
-from tap_planner.plan import Claim, PlanDocument, ProofEntry, compute_digests, expand
+from tap_planner.legality import unfounded
+from tap_planner.membership import outside
+from tap_planner.plan import Claim, PlanDocument, PlanOptions, ProofEntry, compute_digests, expand
 from tap_planner.requests import PreparedSearch, limit_bytes, prepare
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
-    from tap_planner.graph import Graph
-    from tap_planner.plan import Decisions, OperatorDecision
+    from tap_planner.plan import Decisions
     from tap_planner.program import Program
     from tap_planner.search import Leaf
 
@@ -24,6 +25,8 @@ __all__ = ["CertificateReport", "leaves_of", "proof_entries", "verify"]
 
 MAX_SHOWN = 20
 """Findings that are shown."""
+_COUNTED = ("microbatches", "operators", "parameters", "regions", "compared")
+"""What is counted of a plan that stays near to an old one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,8 @@ class CertificateReport:
     num_meshes: int
     replayed: bool
     seconds: float
+    near: str = ""
+    """Of a plan that stays near to an old one what is verified of that; else empty."""
 
     @property
     def passed(self) -> bool:
@@ -57,6 +62,7 @@ class CertificateReport:
             f"objective {self._objectives()}: equal to the price of the lowered plan",
             f"coverage: {self.num_leaves} parts with bounds cover all configurations of {self.num_meshes} meshes",
             *(line for claim in self.claims for line in self._bounds(claim)),
+            *((self.near,) if self.near else ()),
             f"verified in {self.seconds:.1f} s",
         )
 
@@ -159,13 +165,16 @@ def lagrangian_bound(entries: Sequence[ProofEntry], objective: int) -> int:
 # -- verifying ---------------------------------------------------------------------------------------------------
 
 
-def verify(document: PlanDocument, model: Path, *, replay: bool = False) -> CertificateReport:
+def verify(
+    document: PlanDocument, model: Path, *, replay: bool = False, old: PlanDocument | None = None
+) -> CertificateReport:
     """Check everything that a certificate claims, from the plan and the model alone.
 
     Args:
         document: the plan.
         model: ONNX file.
         replay: whether to prove the solver's bounds again, too.
+        old: the plan that it stays near to, to count again what it changes.
 
     Raises:
         ApplyError: the plan is about another model.
@@ -181,14 +190,14 @@ def verify(document: PlanDocument, model: Path, *, replay: bool = False) -> Cert
             "certificate.proof: the plan holds none: an older tap-plan wrote it", hint="Plan again with tap-plan."
         )
     cluster = Cluster.from_json(document.cluster)
-    prepared = prepare(model, cluster, document.options)
+    prepared = prepare(model, cluster, _options(document))
     if prepared.graph.digest != document.model.graph_digest:
         raise ApplyError(
             f"{model.name} gives graph {prepared.graph.digest[:12]}, the plan was made for "
             f"{document.model.graph_digest[:12]}",
             hint="give the model that the plan was made from with --model, or plan this one anew",
         )
-    findings = [*_digests(document), *_claims(document), *_plan(document, prepared)]
+    findings = [*_digests(document), *_claims(document), *_nearness(document, old), *_plan(document, prepared)]
     leaves = leaves_of(certificate.proof)
     needs = leaves_of(certificate.memory_proof)
 
@@ -210,8 +219,16 @@ def verify(document: PlanDocument, model: Path, *, replay: bool = False) -> Cert
         num_leaves=len(leaves) + len(needs),
         num_meshes=sum(len(request.meshes) for request in prepared.requests),
         replayed=replay,
+        near=_near_line(document, old),
         seconds=time.perf_counter() - started,
     )
+
+
+def _options(document: PlanDocument) -> PlanOptions:
+    """The options of the space that the certificate speaks of: moments that were left open are what was chosen."""
+    if document.options.optimizer_states != "auto":
+        return document.options
+    return replace(document.options, optimizer_states=document.optimizer_states)
 
 
 def _digests(document: PlanDocument) -> Iterator[str]:
@@ -243,6 +260,46 @@ def _claims(document: PlanDocument) -> Iterator[str]:
         yield f"status: {certificate.status}, but the gap is {shown}"
 
 
+def _nearness(document: PlanDocument, old: PlanDocument | None) -> Iterator[str]:
+    """What a plan says of the old one that it stays near to; counted again where that is given."""
+    from tap_planner.search import OldPlan
+
+    near, most = document.certificate.near, document.options.max_regret_basis_points
+    if (near is None) != (most is None):
+        yield f"near: {'missing' if near is None else 'present'}, the options have {most} as the regret allowed"
+    if old is not None and near is None:
+        yield "near: the plan does not say that it stays near to an old one"
+    if near is None or most is None:
+        return
+    gap = document.certificate.gap_basis_points
+    if near.regret_basis_points > most:
+        yield f"near: a regret of {near.regret_basis_points} basis points, {most} are allowed"
+    if near.regret_basis_points > gap:
+        yield f"near: a regret of {near.regret_basis_points} basis points, but the gap to all plans is {gap}"
+    if near.changes > near.compared:
+        yield f"near: {near.changes} changes of {near.compared} decisions"
+    if old is None:
+        return
+    decisions, before = expand(document), OldPlan(expand(old))
+    changes, compared = before.changes(decisions), before.counterparts(decisions)
+    counted = (changes.microbatches, changes.operators, changes.parameters, changes.regions, compared)
+    claimed = (near.microbatches, near.operators, near.parameters, near.regions, near.compared)
+    for name, found, said in zip(_COUNTED, counted, claimed, strict=True):
+        if found != said:
+            yield f"near: {name}: {said}, against the old plan there are {found}"
+
+
+def _near_line(document: PlanDocument, old: PlanDocument | None) -> str:
+    near = document.certificate.near
+    if near is None:
+        return ""
+    counted = "claimed; the old plan in --stay-near counts them again" if old is None else "counted again"
+    regret = f"{near.regret_basis_points / 100:.2f} %"
+    return (
+        f"near the old plan: {near.changes} of {near.compared} decisions change ({counted}), regret {regret} (claimed)"
+    )
+
+
 def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     """The plan itself: of the space, legal, of the price that is claimed, and within the limit."""
     from tap_planner.cluster import mesh_places, part_of
@@ -250,6 +307,10 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     from tap_planner.simulate import price_program
 
     decisions = expand(document)
+    asked = prepared.request.optimizer_states
+    if decisions.optimizer_states != asked:
+        yield f"optimizer.states: {decisions.optimizer_states}, the options ask for {asked}"
+        return
     axes = tuple((axis.name, axis.size) for axis in document.mesh.axes)
     meshes = [mesh for request in prepared.requests for mesh in request.meshes]
     same = (mesh for mesh in meshes if tuple((axis.name, axis.size) for axis in mesh.axes) == axes)
@@ -267,13 +328,12 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     except ApplyError as error:
         yield f"decisions: {error.message}"
         return
-    illegal = list(_illegal(graph, decisions))
-    yield from illegal
-    if illegal:
+    wrong = [*unfounded(graph, decisions), *_outside(prepared, mesh, decisions)]
+    yield from wrong
+    if wrong:
         return
     used: Cluster = part_of(prepared.cluster, mesh)
     price = price_program(program, used)
-    yield from _settings(prepared, mesh, graph, decisions)
     yield from _objective_bytes(document, program, used, price.memory_bytes)
     if price.objective_ns != document.certificate.objective_ns:
         yield f"objective_ns: {document.certificate.objective_ns}, the lowered plan costs {price.objective_ns}"
@@ -297,84 +357,18 @@ def _objective_bytes(document: PlanDocument, program: Program, used: Cluster, me
         yield f"objective_bytes: {claimed}, the lowered plan needs {memory_bytes}"
 
 
-def _settings(prepared: PreparedSearch, mesh: Mesh, graph: Graph, decisions: Decisions) -> Iterator[str]:
-    """Settings and rules of the part of the space that the plan is of: any part that allows all of it."""
-    found: list[str] = []
+def _outside(prepared: PreparedSearch, mesh: Mesh, decisions: Decisions) -> Iterator[str]:
+    """Why the plan is of no part of the space: what the part that it is nearest to says."""
+    from tap_planner.search import requests_by_room
+
+    def limit(cluster: Cluster) -> int | None:
+        return limit_bytes(cluster, prepared.options)
+
+    found: list[list[str]] = []
     for request in prepared.requests:
-        if mesh not in request.meshes:
-            continue
-        wrong = [
-            *(
-                f"parameters: {p.name}: ZeRO level {p.zero_level} is not in the space"
-                for p in decisions.parameters
-                if p.zero_level not in request.zero_levels and p.zero_level
-            ),
-            *(
-                f"repeats: recompute {region.recompute} is not in the space"
-                for region in decisions.regions
-                if region.run is not None and region.recompute not in request.recomputes
-            ),
-        ]
-        rules = request.constraints(mesh, graph)
-        for operator, decision in zip(graph.operators, decisions.operators, strict=True):
-            if rules.demands(operator):
-                made, rule = _strategy(operator, decision, mesh.shape)
-                if made is None or not rules.allows(operator, made, rule):
-                    wrong.append(f"operators: {operator.id}: the rules forbid {', '.join(decision.strategy)}")
+        parts = (part for part in requests_by_room(request, limit) if mesh in part.meshes)
+        wrong = list(outside(next(parts, request), mesh, decisions))
         if not wrong:
             return
-        found = found or wrong
-    yield from found[:MAX_SHOWN]
-
-
-def _strategy(operator, decision: OperatorDecision, mesh_shape: tuple[int, ...]):
-    from tap_planner.operators import rule_of
-    from tap_planner.sharding import make_strategy, parse_choice
-
-    rule = rule_of(operator.signature)
-    try:
-        choices = tuple(parse_choice(rule, name) for name in decision.strategy)
-    except ValueError:
-        return None, rule
-    return make_strategy(operator.signature, rule, choices, mesh_shape), rule
-
-
-def _illegal(graph: Graph, decisions: Decisions) -> Iterator[str]:
-    """Placements that do not follow from the strategies, and operands that nothing brings to their placement."""
-    made_at = {output.tensor: output.placement for operator in decisions.operators for output in operator.outputs}
-    known: dict[object, object] = {}
-    edges = {(r.tensor, r.to, r.gradient): r for r in decisions.redistributions}
-    for operator, decision in zip(graph.operators, decisions.operators, strict=True):
-        key = (operator.signature, decision.strategy)
-        if key not in known:
-            known[key] = _strategy(operator, decision, decisions.mesh_shape)[0]
-        strategy = known[key]
-        inputs = tuple(None if operand is None else operand.placement for operand in decision.inputs)
-        outputs = tuple(output.placement for output in decision.outputs)
-        if strategy is None or (inputs, outputs) != (strategy.inputs, strategy.outputs):  # type: ignore[attr-defined]
-            yield f"operators: {operator.id}: its placements are not those of strategy {', '.join(decision.strategy)}"
-            continue
-        for operand in decision.inputs:
-            if operand is None or operand.tensor not in made_at:
-                continue
-            source = made_at[operand.tensor]
-            edge = edges.get((operand.tensor, operand.placement, operand.gradient))
-            if edge is None and source != operand.placement:
-                yield f"redistributions: nothing brings {operand.tensor} to where {operator.id} reads it"
-            elif edge is not None and edge.source != source:
-                yield f"redistributions: {operand.tensor} is not made where a redistribution reads it"
-    yield from _broken(decisions)
-
-
-def _broken(decisions: Decisions) -> Iterator[str]:
-    """Redistributions whose steps do not lead from source to destination."""
-    from tap_planner.sharding import apply_step
-
-    for edge in decisions.redistributions:
-        placements = edge.source
-        for step in edge.forward:
-            if placements[step.axis] != step.source:
-                break
-            placements = apply_step(placements, step)
-        if placements != edge.to:
-            yield f"redistributions: the steps of {edge.tensor} do not lead to their destination"
+        found.append(wrong)
+    yield from min(found, key=len)[:MAX_SHOWN]

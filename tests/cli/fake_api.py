@@ -48,7 +48,9 @@ class FakeApi:
         self._answer()
         return diff_plans(old, self.document)
 
-    def verify_certificate(self, document: PlanDocument, model: Path, *, replay: bool = False) -> CertificateReport:
+    def verify_certificate(
+        self, document: PlanDocument, model: Path, *, replay: bool = False, old: PlanDocument | None = None
+    ) -> CertificateReport:
         """What was asked, as findings where it is to fail."""
         self.verified.append((document, model, replay))
         self._answer()

@@ -80,7 +80,7 @@ def test_all_options(api: FakeApi) -> None:
         "-q --batch 8 --dim seq=16 --dim n=2 --shape x=4,8 --value k=-3 --value flag=true --batch-dim n "
         "--optimizer sgd --precision fp32 --loss sum --loss-output y --freeze emb* --train scale --mesh dp=2,tp=2 "
         "--max-axes 3 --allow-idle --gap 0.25% --zero 2 --microbatches 4 --recompute full --max-memory 1.5GiB "
-        "--objective memory --constraint batch!=tp --constraint MatMul:tp=n"
+        "--optimizer-states auto --objective memory --constraint batch!=tp --constraint MatMul:tp=n"
     )
     assert _run(*arguments.split()) == 0
     (request,) = api.requests
@@ -90,6 +90,7 @@ def test_all_options(api: FakeApi) -> None:
         batch=8,
         precision="fp32",
         optimizer="sgd",
+        optimizer_states="auto",
         loss="sum",
         loss_output="y",
         objective="memory",
@@ -136,6 +137,7 @@ def test_environment(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--loss", "none"], "training needs a loss"),
         (["--mode", "infer", "--loss", "sum"], "--loss is for training"),
         (["-o", "absent/plan.json"], "the folder absent does not exist"),
+        (["--optimizer-states", "fp8"], "'fp8' is not one of 'fp32', 'bf16', 'auto'"),
         (["--batch", "x"], "Invalid value for '--batch'"),
     ],
 )
@@ -277,6 +279,7 @@ def test_options_are_frozen() -> None:
         *("--constraints", "--fix", "--forbid", "--no-zero", "--replicate", "--target"),
         *("--loss",),
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
+        *("--optimizer-states",),
         *("--output", "--precision", "--quiet", "--recompute", "--report", "--shape", "--train", "--value"),
         *("--verbose", "--version", "--zero", "-o", "-q", "-v"),
     }

@@ -33,6 +33,46 @@ def test_bytes_per_element(precision: str, optimizer: str, expected: tuple[int, 
     assert size.total == sum(expected)
 
 
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "expected"),
+    [("fp32", "adamw", 4), ("bf16", "adamw", 8), ("fp16", "adamw", 8), ("fp32", "sgd", 0), ("bf16", "sgd", 4)],
+)
+def test_moments_in_bfloat16(precision: str, optimizer: str, expected: int) -> None:
+    """Two moments of 2 bytes, beside the float32 master copy of 16-bit parameters; parameter and gradient stay."""
+    size, usual = parameter_bytes(precision, optimizer, "bf16"), parameter_bytes(precision, optimizer)
+    assert size.optimizer == expected
+    assert (size.parameter, size.gradient) == (usual.parameter, usual.gradient)
+    memory = [
+        parameter_memory(
+            10,
+            shards=4,
+            zero_level=level,
+            precision=precision,
+            optimizer=optimizer,
+            optimizer_states="bf16",
+            trainable=True,
+        )
+        for level in range(4)
+    ]
+    assert [states for _, _, states in memory] == [expected * 10, expected * 3, expected * 3, expected * 3]
+
+
+def test_gpt3_with_moments_in_bfloat16() -> None:
+    """175B on 8 x 128 devices with ZeRO 1: 4 bytes an element held, 8 (master, two moments) over 128; at 0 all 12."""
+    elements = GPT3_ELEMENTS // 8
+    for level, per_element in ((0, 12), (1, 4 + 8 / 128), (3, 12 / 128)):
+        memory = parameter_memory(
+            elements,
+            shards=128,
+            zero_level=level,
+            precision="bf16",
+            optimizer="adamw",
+            optimizer_states="bf16",
+            trainable=True,
+        )
+        assert sum(memory) == pytest.approx(per_element * elements, rel=1e-6)
+
+
 @pytest.mark.parametrize(("zero_level", "gigabytes"), [(0, 349), (1, 89), (2, 46)])
 def test_gpt3_with_tp_8_and_128_way_data(zero_level: int, gigabytes: int) -> None:
     """175B at 16 B a parameter: 349 GB a device plain, 89 GB with ZeRO 1, 46 GB with ZeRO 2."""
@@ -75,8 +115,26 @@ def test_optimizer_time() -> None:
     assert ns == pytest.approx(10**9 / 8 * 28 / (2039e9 * 0.8) * 1e9, abs=1)
 
 
+@pytest.mark.parametrize(("precision", "moved"), [("bf16", 2 + 2 * 8 + 2), ("fp32", 4 + 2 * 4 + 2 * 4)])
+def test_optimizer_time_with_moments_in_bfloat16(precision: str, moved: int) -> None:
+    """Gradient read, states read and written, parameter written (and read where there is no master): fewer bytes."""
+    device = catalogue_device("a100-sxm4-80gb")
+    ns = optimizer_ns(
+        10**9,
+        shards=8,
+        zero_level=1,
+        precision=precision,
+        optimizer="adamw",
+        optimizer_states="bf16",
+        device=device,
+    )
+    assert ns == pytest.approx(10**9 / 8 * moved / (2039e9 * 0.8) * 1e9, abs=1)
+
+
 def test_wrong_options() -> None:
-    """Unknown optimizers and ZeRO levels are refused."""
+    """Unknown optimizers, element types and ZeRO levels are refused."""
+    with pytest.raises(UsageError, match="optimizer states 'fp8', expected one of fp32, bf16"):
+        parameter_bytes("bf16", "adamw", "fp8")
     with pytest.raises(UsageError, match="lion"):
         parameter_bytes("bf16", "lion")
     with pytest.raises(UsageError, match="ZeRO level 4"):

@@ -15,6 +15,7 @@ from tap_planner.search import (
     Assignment,
     Configuration,
     CostedModel,
+    MicrobatchGraphs,
     Model,
     Recompute,
     SearchRequest,
@@ -104,6 +105,7 @@ def free_configuration(
     hybrid: bool = True,
     microbatches: int = 1,
     training: bool = True,
+    optimizer_states: str = "fp32",
 ) -> Configuration:
     """Settings that every region and every ZeRO group chooses from."""
     zeros = zero_settings(levels, num_axes, hybrid=hybrid)
@@ -113,6 +115,7 @@ def free_configuration(
         optimizer="adamw",
         precision="fp32",
         training=training,
+        optimizer_states=optimizer_states,
     )
 
 
@@ -135,7 +138,7 @@ def request_of(
     """What the search is asked for one mesh and configuration."""
     zeros = configuration.settings.zeros
     return SearchRequest(
-        folded=lambda microbatches: model.space.folded,
+        graphs=MicrobatchGraphs(lambda microbatches: model.space.folded),
         batch=model.graph.batch * configuration.microbatches,
         cluster=cluster_of(model.space.mesh_shape),
         meshes=(model.space.mesh,),
@@ -150,6 +153,7 @@ def request_of(
         gap=Fraction(0),
         constraints=lambda mesh, graph: strategy_filter or StrategyFilter(),
         loss_output=None,
+        optimizer_states=configuration.optimizer_states,
         prices=model.space.price_list,
     )
 

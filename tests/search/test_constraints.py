@@ -16,7 +16,15 @@ from tap_planner.graph import Graph, Operator
 from tap_planner.operators import rule_of
 from tap_planner.plan import Constraint, Decisions, PlanOptions, PlanRequest, parse_rule, replicate_rule
 from tap_planner.requests import PreparedSearch
-from tap_planner.search import NoStrategyError, Roles, SearchResult, StrategyFilter, search, search_parts
+from tap_planner.search import (
+    MicrobatchGraphs,
+    NoStrategyError,
+    Roles,
+    SearchResult,
+    StrategyFilter,
+    search,
+    search_parts,
+)
 from tap_planner.sharding import block_hints, enumerate_strategies
 
 DATA = Path(__file__).parents[1] / "data"
@@ -188,6 +196,12 @@ def test_a_layer_in_the_middle_cuts_the_run() -> None:
     assert [(part.period, part.count) for part in ruled.runs] == [(run.period, 3), (run.period, 8)]
 
 
+def test_layers_under_rules_that_ask_the_same_fold() -> None:
+    """Rules of their own that ask the same of every layer leave the runs as they are."""
+    free, ruled = prepared(), prepared(fix("layers.0.mlp.*: tp"), fix("layers.1.mlp.*: tp"))
+    assert ruled.request.folded(1).runs == free.request.folded(1).runs != ()
+
+
 def test_layers_under_one_rule_still_fold() -> None:
     """Rules that are alike for all layers leave the runs as they are."""
     ruled = prepared(fix("layers.*: tp"), forbid("*.bias: tp"))
@@ -205,7 +219,8 @@ def test_layers_under_one_rule_still_fold() -> None:
 def test_folding_under_rules_is_exact(rules: Sequence[Constraint]) -> None:
     """With rules on one layer, or on all, the answer is that of the graph in which nothing folds."""
     request = prepared(*rules, gap_basis_points=0).request
-    unfolded = replace(request, folded=lambda count: FoldedGraph(graph=request.folded(count).graph, runs=()))
+    graphs = MicrobatchGraphs(lambda count: FoldedGraph(graph=request.folded(count).graph, runs=()))
+    unfolded = replace(request, graphs=graphs)
     assert search(request).objective_ns == search(unfolded).objective_ns
 
 
@@ -301,7 +316,7 @@ def test_a_rule_against_the_limit() -> None:
     """Infeasible with the rules, feasible without: the rule is named, and the innocent one is not."""
     made = prepared(replicate("*.weight"), replicate("*.bias"), max_memory_bytes=1_000_000)
     with pytest.raises(InfeasibleError) as error:
-        api._search(made)  # pyright: ignore[reportPrivateUsage]
+        api._search(made, None)  # pyright: ignore[reportPrivateUsage]
     assert error.value.conflicts == ("--zero 0", "--replicate '*.weight:replicate'")
     assert "--zero 0 and --replicate '*.weight:replicate' each conflict with that limit" in error.value.message
     assert any(hint.startswith("Drop --replicate '*.weight:replicate'") for hint in error.value.hints)
@@ -312,5 +327,5 @@ def test_a_rule_against_the_limit() -> None:
 def test_rules_that_are_not_the_reason_are_not_blamed() -> None:
     """Where nothing fits anyway the answer is about the limit alone."""
     with pytest.raises(InfeasibleError) as error:
-        api._search(prepared(replicate("*.bias"), max_memory_bytes=200_000))  # pyright: ignore[reportPrivateUsage]
+        api._search(prepared(replicate("*.bias"), max_memory_bytes=200_000), None)  # pyright: ignore[reportPrivateUsage]
     assert "--replicate" not in error.value.message + error.value.hint

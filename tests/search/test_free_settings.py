@@ -75,18 +75,25 @@ class Drawn:
     share: float
     """Where the memory limit lies between the least memory and that of the fastest plan."""
     seed: int
+    optimizer_states: str = "fp32"
 
 
-DRAWN = st.builds(
-    Drawn,
-    shape=st.sampled_from(SHAPES),
-    recomputes=st.sampled_from(RECOMPUTES),
-    levels=st.sampled_from(LEVELS),
-    hybrid=st.booleans(),
-    microbatches=st.sampled_from([1, 1, 2]),
-    share=st.floats(0, 1),
-    seed=st.integers(0, 1 << 30),
-)
+def draws(optimizer_states: str = "fp32") -> st.SearchStrategy[Drawn]:
+    """Ways to search, all with the same moments."""
+    return st.builds(
+        Drawn,
+        shape=st.sampled_from(SHAPES),
+        recomputes=st.sampled_from(RECOMPUTES),
+        levels=st.sampled_from(LEVELS),
+        hybrid=st.booleans(),
+        microbatches=st.sampled_from([1, 1, 2]),
+        share=st.floats(0, 1),
+        seed=st.integers(0, 1 << 30),
+        optimizer_states=st.just(optimizer_states),
+    )
+
+
+DRAWN = draws()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +141,7 @@ def case_of(graph: Graph, drawn: Drawn, budget: int, prices: PriceList = PriceLi
         hybrid=drawn.hybrid,
         microbatches=drawn.microbatches if training else 1,
         training=training,
+        optimizer_states=drawn.optimizer_states,
     )
     for keep in (100, 60, 40, 25, 15, 8, 4, 2):
         rules = Sparse(drawn.seed, keep)
@@ -241,6 +249,21 @@ def test_prices_split_in_two(graph: Graph, drawn: Drawn) -> None:
         decisions = program_of(model, configuration, assignment).decisions
         recompute, zero = chance.choice(space.recomputes()), chance.choice(space.zeros(decisions))
         space.check_split(assignment, recompute, zero)
+
+
+@given(st.one_of(repeated_graphs(2), GRAPHS), draws("bf16"))
+@settings(max_examples=6, suppress_health_check=CHECKS, phases=PHASES)
+def test_moments_in_bfloat16(graph: Graph, drawn: Drawn) -> None:
+    """With smaller moments time, memory and what fits are others, and the optimum is still that of brute force."""
+    check(graph, drawn, 400)
+
+
+@pytest.mark.full
+@given(st.one_of(repeated_graphs(3), GRAPHS, small_graphs(4)), draws("bf16"))
+@settings(max_examples=60, suppress_health_check=CHECKS, phases=PHASES)
+def test_many_with_moments_in_bfloat16(graph: Graph, drawn: Drawn) -> None:
+    """The same for many graphs."""
+    check(graph, drawn, 800)
 
 
 @pytest.mark.full

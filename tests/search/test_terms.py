@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tap_planner.search import Recompute
+from tap_planner.search.elimination import WidthError
+from tap_planner.search.patterns import PatternTerm
 from tap_planner.search.terms import PARTS, SCALE, RegionPolicy, Slot, Term
 from tap_planner.search.wide import widen
 
@@ -230,3 +232,35 @@ def test_a_set_variable_stands_for_all_consumers(case: Case) -> None:
         smallest = min((bin(number + 1).count("1"), number) for number in range(wide.num_sets) if held[number] == 0)[1]
         row = chosen[term.producer]
         assert (int(ns[row, smallest]), int(num_bytes[row, smallest])) == (point[0] * SCALE, point[1] * SCALE)
+
+
+@given(cases())
+@settings(max_examples=400)
+def test_a_pattern_variable_stands_for_all_consumers(case: Case) -> None:
+    """Least over the patterns that readers allow, what readers cost alone less what agreeing saves is the exact price,
+    in time and in memory at once; and no allowed pattern costs less."""
+    term, policy = case.term, case.policy
+    readers = tuple(dict.fromkeys(slot.variable for slot in term.slots))
+    if term.producer in readers:
+        return
+    source = np.arange(1 if term.producer is None else case.sizes[term.producer])
+    found = PatternTerm(term, [(v, np.arange(case.sizes[v])) for v in readers])
+    try:
+        savings = np.stack(found.savings(source, policy))
+    except WidthError:
+        full = [slot for slot in term.slots if policy.mode(slot.region) is Recompute.FULL]
+        assert full and len({slot.region for slot in term.slots}) > 1
+        return
+    assert (savings <= 0).all()
+    copy = np.stack(found.producers_copy(source, policy))
+    alone = {reader: np.stack(found.alone(reader, source, policy)) for reader in readers}
+    allowed = {reader: found.allowed(reader) for reader in readers}
+    for values, point in case.points():
+        chosen = dict(zip(term.variables, values, strict=True))
+        row = 0 if term.producer is None else chosen[term.producer]
+        fixed = copy[:, row] + sum(alone[reader][:, row, chosen[reader]] for reader in readers)
+        legal = sum(allowed[reader][:, chosen[reader]] for reader in readers) == 0
+        costs = fixed[:, None] + savings[:, row, :][:, legal]
+        exact = (point[0] * SCALE, point[1] * SCALE)
+        assert tuple(costs.min(axis=1)) == exact
+        assert any(tuple(column) == exact for column in costs.T)

@@ -221,7 +221,8 @@ class _Runner:
         dtype = _DTYPES[self._program.decisions.precision]
         store = ParameterStore(self._program, self._recorder, prepared.weights, dtype)
         decisions = self._program.decisions
-        optimizer = make_optimizer(decisions.optimizer) if decisions.mode == "train" else None
+        training = decisions.mode == "train"
+        optimizer = make_optimizer(decisions.optimizer, decisions.optimizer_states) if training else None
         self._executor = StepExecutor(
             self._program, self._recorder, store, optimizer, dtype=dtype, custom=prepared.custom
         )

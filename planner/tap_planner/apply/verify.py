@@ -113,7 +113,7 @@ def verify_program(
         raise ApplyError("verifying microbatches needs the graph bound with the global batch")
     recorder = RecordingCommunicator(communicator)
     store = ParameterStore(program, recorder, weights, torch.float64)
-    optimizer = make_optimizer(program.decisions.optimizer) if program.decisions.mode == "train" else None
+    optimizer = _optimizer(program) if program.decisions.mode == "train" else None
     factors = _Factors(program, graph, seed)
     executor = StepExecutor(
         program, recorder, store, optimizer, dtype=torch.float64, gradient_factor=factors.of_microbatch, custom=custom
@@ -125,6 +125,11 @@ def verify_program(
         return None
     reference = run_reference(graph, weights, inputs, factors.of_whole, custom)
     return _Comparer(program, graph, gathered, reference).report(issued)
+
+
+def _optimizer(program: Program) -> Optimizer:
+    """A fresh one; both sides of the comparison round what they keep alike, as both are fed the same gradients."""
+    return make_optimizer(program.decisions.optimizer, program.decisions.optimizer_states)
 
 
 class _Factors:
@@ -267,7 +272,7 @@ class _Comparer:
         return largest
 
     def _updates(self) -> None:
-        optimizer = make_optimizer(self._program.decisions.optimizer)
+        optimizer = _optimizer(self._program)
         for name in self._reference.gradients:
             expected = self._updated(optimizer, name)
             scale = max(float(np.abs(expected).max()) if expected.size else 0.0, optimizer.learning_rate)

@@ -15,11 +15,14 @@ from tap_planner.cost.rounding import to_ns
 from tap_planner.errors import UsageError
 
 OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZER_STATES = ("fp32", "bf16")
+"""Element types of AdamW's two moments; ``fp32`` is float64 where the precision is."""
 
 _MASTER_BYTES = {"fp32": 0, "bf16": 4, "fp16": 4, "fp64": 0}
 """A float32 copy of the parameter that the optimizer updates, where the parameter itself is too coarse."""
 _STATE_BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "fp64": 8}
-"""One of AdamW's two moments."""
+"""One of AdamW's two moments, unless they are bfloat16."""
+_BF16_STATE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +48,28 @@ class ParameterMemory(NamedTuple):
     optimizer: int
 
 
-def parameter_bytes(precision: str, optimizer: str) -> ParameterBytes:
+def parameter_bytes(precision: str, optimizer: str, optimizer_states: str = "fp32") -> ParameterBytes:
     """Bytes per trainable element: fp32 AdamW 4 + 4 + 8, bf16 AdamW 2 + 2 + 12, fp64 AdamW 8 + 8 + 16.
 
-    Plain SGD keeps no state but the float32 master of a 16-bit parameter.
+    With moments in bfloat16 AdamW's states take 4 bytes less: 4 + 4 + 4 and 2 + 2 + 8. Plain SGD keeps no state but the
+    float32 master of a 16-bit parameter.
 
     Args:
         precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
         optimizer: ``adamw`` or ``sgd``.
+        optimizer_states: of AdamW's moments, ``fp32`` or ``bf16``; the master copy stays what it is.
 
     Raises:
-        UsageError: for another precision or optimizer.
+        UsageError: for another precision, optimizer or element type.
     """
     if precision not in PRECISION_BYTES:
         raise UsageError(f"precision {precision!r}, expected one of {', '.join(PRECISION_BYTES)}")
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"optimizer {optimizer!r}, expected one of {', '.join(OPTIMIZERS)}")
-    moments = 2 * _STATE_BYTES[precision] if optimizer == "adamw" else 0
+    if optimizer_states not in OPTIMIZER_STATES:
+        raise UsageError(f"optimizer states {optimizer_states!r}, expected one of {', '.join(OPTIMIZER_STATES)}")
+    moment = _STATE_BYTES[precision] if optimizer_states == "fp32" else _BF16_STATE_BYTES
+    moments = 2 * moment if optimizer == "adamw" else 0
     size = PRECISION_BYTES[precision]
     return ParameterBytes(parameter=size, gradient=size, optimizer=_MASTER_BYTES[precision] + moments)
 
@@ -74,6 +82,7 @@ def parameter_memory(
     zero_level: int,
     precision: str,
     optimizer: str,
+    optimizer_states: str = "fp32",
     trainable: bool,
 ) -> ParameterMemory:
     """Bytes of one parameter on one device.
@@ -86,9 +95,10 @@ def parameter_memory(
         zero_level: 0 none, 1 optimizer states, 2 and gradients, 3 and parameters.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
         optimizer: ``adamw`` or ``sgd``.
+        optimizer_states: of AdamW's moments, ``fp32`` or ``bf16``.
         trainable: False for frozen parameters and in inference: the parameter alone, never sharded by ZeRO.
     """
-    size = parameter_bytes(precision, optimizer)
+    size = parameter_bytes(precision, optimizer, optimizer_states)
     if not trainable:
         return ParameterMemory(-(-num_elements_local * element_bits(dtype, precision) // 8), 0, 0)
     _check_zero(zero_level, shards)
@@ -116,7 +126,14 @@ def unsharded_bytes(num_elements_local: int, *, zero_level: int, precision: str,
 
 
 def optimizer_ns(
-    num_elements_local: int, *, shards: int, zero_level: int, precision: str, optimizer: str, device: Device
+    num_elements_local: int,
+    *,
+    shards: int,
+    zero_level: int,
+    precision: str,
+    optimizer: str,
+    optimizer_states: str = "fp32",
+    device: Device,
 ) -> int:
     """Time of the optimizer's step for one trainable parameter, without a launch floor (additive over parameters).
 
@@ -129,10 +146,11 @@ def optimizer_ns(
         zero_level: from level 1 on each rank updates its shard only.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
         optimizer: ``adamw`` or ``sgd``.
+        optimizer_states: of AdamW's moments, ``fp32`` or ``bf16``.
         device: gives memory bandwidth and the share of it that is reached.
     """
     _check_zero(zero_level, shards)
-    size = parameter_bytes(precision, optimizer)
+    size = parameter_bytes(precision, optimizer, optimizer_states)
     updated = -(-num_elements_local // shards) if zero_level >= 1 else num_elements_local
     parameter_passes = 1 if _MASTER_BYTES[precision] else 2
     moved = size.gradient + 2 * size.optimizer + parameter_passes * size.parameter

@@ -58,10 +58,12 @@ from tap_planner.plan.document import (
 )
 from tap_planner.plan.expand import ExpandedParts, expand, expand_parts
 from tap_planner.plan.fold import fold_decisions
+from tap_planner.plan.optimizer_states import StatesChoice, StatesOutcome
 from tap_planner.plan.options import (
     LOSSES,
     MODES,
     OBJECTIVES,
+    OPTIMIZER_STATES,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -83,6 +85,7 @@ __all__ = [
     "MODES",
     "OBJECTIVES",
     "OPTIMIZERS",
+    "OPTIMIZER_STATES",
     "PHASES",
     "PRECISIONS",
     "RECOMPUTES",
@@ -133,6 +136,8 @@ __all__ = [
     "Region",
     "RepeatEntry",
     "Stage",
+    "StatesChoice",
+    "StatesOutcome",
     "ValueChange",
     "Verdict",
     "build_document",

@@ -155,6 +155,8 @@ class Decisions:
     precision: str
     optimizer: str
     """``adamw`` or ``sgd``; empty in inference."""
+    optimizer_states: str = "fp32"
+    """Element type of AdamW's moments: ``fp32`` (float64 at fp64) or ``bf16``."""
     loss: LossDecision | None
     microbatches: int
     axes: tuple[AxisDecision, ...]

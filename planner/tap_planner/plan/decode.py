@@ -40,6 +40,7 @@ from tap_planner.plan.document import (
     row_major_ranks,
 )
 from tap_planner.plan.names import MAX_SERIES, NameFamily, NameItem, decode_list, decode_names
+from tap_planner.plan.optimizer_states import decided_states, states_from_json
 from tap_planner.plan.options import RECOMPUTES
 from tap_planner.plan.reader import Value, fail
 from tap_planner.sharding import Placements, Step
@@ -70,6 +71,7 @@ def document_from_json(root: Value) -> PlanDocument:
         options=options,
         mesh=mesh,
         pipeline=_pipeline(root["pipeline"]),
+        optimizer_states=decided_states(root.get("optimizer")),
         folded=FoldedDecisions(
             parameters=root["parameters"].each(lambda value: _parameter(value, axes)),
             blocks=root["blocks"].each(lambda value: _block(value, axes)),
@@ -379,6 +381,7 @@ def _certificate(value: Value, objective: str) -> Certificate:
         space=value["space"].counts(),
         not_in_objective=value["not_in_objective"].texts(),
         near=None if (near := value.get("near")) is None else _near(near),
+        states=None if (states := value.get("optimizer_states")) is None else states_from_json(states),
         lagrangian_bound_ns=number("lagrangian_bound_ns"),
         proof=()
         if (proof := value.get("proof")) is None

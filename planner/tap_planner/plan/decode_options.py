@@ -10,6 +10,7 @@ from tap_planner.plan.options import (
     LOSSES,
     MODES,
     OBJECTIVES,
+    OPTIMIZER_STATES,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -35,6 +36,7 @@ def options_from_json(value: Value) -> PlanOptions:
         batch=None if batch is None else batch.integer(1),
         precision=value["precision"].text(PRECISIONS),
         optimizer=value["optimizer"].text(OPTIMIZERS),
+        optimizer_states=_optimizer_states(value.get("optimizer_states")),
         loss=loss and loss["kind"].text(LOSSES),
         loss_output=loss and loss["output"].text(),
         objective="time" if (objective := value.get("objective")) is None else objective.text(OBJECTIVES),
@@ -58,6 +60,10 @@ def options_from_json(value: Value) -> PlanOptions:
         train=value["train"].texts(),
         custom_rules=value["custom_rules"].each(_custom_rule) if value.get("custom_rules") is not None else (),
     )
+
+
+def _optimizer_states(value: Value | None) -> str:
+    return OPTIMIZER_STATES[0] if value is None else value.text(("auto", *OPTIMIZER_STATES))
 
 
 def _custom_rule(value: Value) -> CustomRule:

@@ -198,6 +198,7 @@ def _mesh(document: PlanDocument) -> dict[str, Scalar]:
         "axes": " ".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes),
         "microbatches": document.pipeline.microbatches,
         "schedule": document.pipeline.schedule,
+        "optimizer_states": document.optimizer_states,
         "stages": len(document.pipeline.stages),
         "ranks": " ".join(map(_place, document.mesh.ranks)),
     }

@@ -39,6 +39,8 @@ def compute_digests(document: PlanDocument) -> Digests:
     assert isinstance(options, dict)
     decisions: dict[str, object] = {key: json[key] for key in _DECISION_SECTIONS}
     decisions |= {key: options[key] for key in _DECISION_OPTIONS}
+    if "optimizer" in json:  # only where its states are not the default
+        decisions["optimizer_states"] = document.optimizer_states
     return Digests(decisions=_sha256(render(decisions)), plan=_sha256(render(json)))
 
 
@@ -125,6 +127,7 @@ def build_document(
                 microbatches=decisions.microbatches,
             ),
             folded=fold_decisions(decisions, reads),
+            optimizer_states=decisions.optimizer_states,
             collectives=collectives,
             idle=idle,
             predicted=predicted,

@@ -18,6 +18,7 @@ from tap_planner.plan.decisions import (
     ParameterDecision,
     RedistributionDecision,
 )
+from tap_planner.plan.optimizer_states import StatesChoice
 from tap_planner.plan.options import PlanOptions
 from tap_planner.sharding import SENDING_KINDS, sent_bytes
 
@@ -369,6 +370,8 @@ class Certificate:
     not_in_objective: tuple[str, ...]
     near: Nearness | None = None
     """Of a plan that was to stay near to an old one."""
+    states: StatesChoice | None = None
+    """What ``--optimizer-states auto`` has compared."""
     lagrangian_bound_ns: int | None = None
     """The bound that elimination gives from the stored multipliers; None in plans without ``proof``."""
     proof: tuple[ProofEntry, ...] = ()
@@ -435,6 +438,8 @@ class PlanDocument:
     predicted: Predicted
     certificate: Certificate
     idle: tuple[IdleDevices, ...] = ()
+    optimizer_states: str = "fp32"
+    """Element type of AdamW's moments."""
     digests: Digests | None = None
     """None until ``with_digests`` has computed them."""
 

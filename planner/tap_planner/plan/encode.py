@@ -25,6 +25,7 @@ from tap_planner.plan.document import (
     row_major_ranks,
 )
 from tap_planner.plan.names import encode_list, encode_names
+from tap_planner.plan.optimizer_states import states_to_json
 from tap_planner.plan.options import PlanOptions
 from tap_planner.plan.rules import Constraint
 from tap_planner.sharding import Placements, Step
@@ -52,6 +53,7 @@ def document_to_json(document: PlanDocument) -> Json:
         "options": options_to_json(document.options),
         "mesh": _mesh(document.mesh),
         "pipeline": _pipeline(document.pipeline),
+        **_optimizer(document.optimizer_states),
         "parameters": [_parameter(entry, axes) for entry in folded.parameters],
         "blocks": [_block(entry, axes) for entry in folded.blocks],
         "repeats": [_repeat(entry) for entry in folded.repeats],
@@ -97,6 +99,7 @@ def options_to_json(options: PlanOptions) -> Json:
         "batch": options.batch,
         "precision": options.precision,
         "optimizer": options.optimizer,
+        **_unless_fp32("optimizer_states", options.optimizer_states),
         "loss": loss,
         "cost": options.cost,
         "zero": options.zero,
@@ -125,6 +128,11 @@ def options_to_json(options: PlanOptions) -> Json:
     if options.custom_rules:
         json["custom_rules"] = [rule_to_json(rule) for rule in options.custom_rules]
     return json
+
+
+def _unless_fp32(key: str, states: str) -> Json:
+    """Absent where AdamW's moments are what they are by default."""
+    return {} if states == "fp32" else {key: states}
 
 
 def _constraint(constraint: Constraint) -> Json:
@@ -167,6 +175,11 @@ def _pipeline(pipeline: PipelineSection) -> Json:
         "schedule": pipeline.schedule,
         "microbatches": pipeline.microbatches,
     }
+
+
+def _optimizer(states: str) -> Json:
+    """Absent where AdamW's moments are what they are by default."""
+    return {"optimizer": section} if (section := _unless_fp32("states", states)) else {}
 
 
 def _placements(placements: Placements, axes: Sequence[str]) -> Json:
@@ -362,6 +375,7 @@ def _certificate(document: PlanDocument) -> Json:
         "space": _sorted(certificate.space),
         "not_in_objective": list(certificate.not_in_objective),
         **({} if certificate.near is None else {"near": asdict(certificate.near)}),
+        **({} if certificate.states is None else {"optimizer_states": states_to_json(certificate.states)}),
         **({"memory_proof": memory} if memory else {}),
         **({"proof": [_proof(entry, unit) for entry in certificate.proof]} if certificate.proof else {}),
     }

@@ -61,6 +61,7 @@ def expand(document: PlanDocument) -> Decisions:
         mode=options.mode,
         precision=options.precision,
         optimizer=options.optimizer if training else "",
+        optimizer_states=document.optimizer_states,
         loss=LossDecision(kind=options.loss, output=options.loss_output)
         if training and options.loss is not None and options.loss_output is not None
         else None,

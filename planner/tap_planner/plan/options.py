@@ -12,6 +12,8 @@ from tap_planner.plan.rules import Constraint
 
 MODES = ("train", "infer")
 OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZER_STATES = ("fp32", "bf16")
+"""Element types of AdamW's moments."""
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 LOSSES = ("mean", "sum", "cross-entropy")
 RECOMPUTES = ("none", "selective", "full")
@@ -34,6 +36,8 @@ class PlanOptions:
     """``bf16``, ``fp16``, ``fp32`` or ``fp64``."""
     optimizer: str = "adamw"
     """``adamw`` or ``sgd`` (not used in inference)."""
+    optimizer_states: str = "fp32"
+    """Element type of AdamW's moments: ``fp32`` (float64 at fp64), ``bf16``, or ``auto``: bf16 where that pays."""
     loss: str | None = None
     """``mean``, ``sum`` or ``cross-entropy``; None in a request: the mean, with a warning; None in inference."""
     loss_output: str | None = None

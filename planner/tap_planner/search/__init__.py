@@ -2,6 +2,7 @@
 
 from tap_planner.search.assemble import assemble
 from tap_planner.search.capacity import least_ns
+from tap_planner.search.changes import OldPlan
 from tap_planner.search.choices import Assignment, Choices, fold_assignment
 from tap_planner.search.configuration import Configuration, Recompute, Settings, ZeroSetting, zero_settings
 from tap_planner.search.constraints import NoStrategyError, SpaceRules, StrategyFilter
@@ -16,6 +17,7 @@ from tap_planner.search.fewer import (
     search_by_room,
     useful_meshes,
 )
+from tap_planner.search.graphs import MicrobatchGraphs
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.merging import search_parts
 from tap_planner.search.model import Model, build_model
@@ -43,10 +45,12 @@ __all__ = [
     "Leaf",
     "LeafFinding",
     "LimitedSearch",
+    "MicrobatchGraphs",
     "Model",
     "NoStrategyError",
     "NotOnAllError",
     "Obstacle",
+    "OldPlan",
     "Outcome",
     "Proof",
     "ProofKind",

@@ -68,6 +68,7 @@ class _Assembly:
             mode="train" if configuration.training else "infer",
             precision=configuration.precision,
             optimizer=configuration.optimizer if configuration.training else "",
+            optimizer_states=configuration.optimizer_states,
             loss=loss,
             microbatches=configuration.microbatches,
             axes=tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,9 +27,9 @@ def compose(domains: Domains, weights: Weights, outer: Found, links: Sequence[Se
         links: per run, per later occurrence, the variables of the link, and whether it is the last one.
     """
     model = domains.model
-    settings = (model.recompute_variable(regions[0]) for regions in model.places.run_regions)
-    own = (*model.outer.variables, *settings, *domains.costed.zero_members(PartKind.OUTER, 0))
-    decided = {variable: domains.value(variable, outer[variable]) for variable in own if variable in outer}
+    modes = (model.recompute_variable(regions[0]) for regions in model.places.run_regions)
+    settings = (*modes, *domains.costed.zero_members(PartKind.OUTER, 0))
+    decided = _decided(domains, model.outer.variables, settings, outer)
     _choose_zero(domains, weights, decided, PartKind.OUTER, 0)
     found: list[tuple[dict[int, int], ...]] = []
     sequences: list[tuple[int, ...]] = []
@@ -51,9 +51,19 @@ def _link_values(domains: Domains, weights: Weights, number: int, inner: Found, 
     """Values of a link's own variables and settings."""
     model, kind = domains.model, PartKind.LAST if last else PartKind.LINK
     setting = model.recompute_variable(model.places.run_regions[number][1])
-    own = (*model.links[number].variables, setting, *domains.costed.zero_members(kind, number))
-    values = {variable: domains.value(variable, inner[variable]) for variable in own if variable in inner}
+    settings = (setting, *domains.costed.zero_members(kind, number))
+    values = _decided(domains, model.links[number].variables, settings, inner)
     _choose_zero(domains, weights, values, kind, number)
+    return values
+
+
+def _decided(domains: Domains, own: Iterable[int], settings: Iterable[int], found: Found) -> dict[int, int]:
+    """What the places of values among the possible ones stand for; a variable without one has a single value."""
+    values = {
+        variable: domains.value(variable, found[variable] if len(domains.alive(variable)) > 1 else 0)
+        for variable in own
+    }
+    values.update((setting, domains.value(setting, found[setting])) for setting in settings if setting in found)
     return values
 
 

@@ -96,3 +96,5 @@ class Configuration:
     optimizer: str
     precision: str
     training: bool
+    optimizer_states: str = "fp32"
+    """Element type of AdamW's moments."""

@@ -30,8 +30,8 @@ class Demand:
     """Choices in whatever blocks: ``n`` is also ``n[3]``."""
     forbid: bool = False
     """True: none of these may be chosen; False: one of them must be."""
-    source: str
-    """The rule, as messages call it."""
+    source: str = field(compare=False)
+    """The rule, as messages call it. Rules that ask the same do not set operators apart."""
 
     def allows(self, choice: str) -> bool:
         """Whether a choice (its name in the plan) on the axis keeps the demand."""
@@ -49,7 +49,7 @@ class StorageDemand:
     axis: str | None
     """None: every axis."""
     sharded: bool
-    source: str
+    source: str = field(compare=False)
 
     def is_kept(self, axes: Sequence[str], placements: Placements) -> bool:
         """Whether a storage keeps it."""

@@ -334,6 +334,7 @@ class CostedModel:
             zero_level=level,
             precision=configuration.precision,
             optimizer=configuration.optimizer or "sgd",
+            optimizer_states=configuration.optimizer_states,
             trainable=trainable,
         )
         ns = 0
@@ -344,6 +345,7 @@ class CostedModel:
                 zero_level=level,
                 precision=configuration.precision,
                 optimizer=configuration.optimizer,
+                optimizer_states=configuration.optimizer_states,
                 device=space.compute.device,
             )
             for call in reduction_calls(

@@ -21,7 +21,16 @@ MAX_TABLE_ENTRIES = 8_000_000
 
 
 class WidthError(Exception):
-    """Elimination would need a table that is too large."""
+    """Elimination would need a table that is too large.
+
+    Args:
+        message: how large.
+        scope: variables of the table.
+    """
+
+    def __init__(self, message: str, scope: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.scope = scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,21 @@ class Elimination:
 
     def outside_messages(self, outside: np.ndarray | None = None) -> list[np.ndarray]:
         """Per bucket [*neighbours]: least cost of everything but what the bucket's message stands for."""
+        return self._around(outside)[0]
+
+    def inside(self, ceiling: int, outside: np.ndarray | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Per bucket, ``outside_messages`` and the cells of [*neighbours, variable] (row-major) that solutions at or
+        below the ceiling may have.
+
+        Args:
+            ceiling: the largest cost that matters.
+            outside: [*keep] cost added to each assignment of the kept variables.
+        """
+        rests, beliefs = self._around(outside)
+        return [(rest, np.flatnonzero(beliefs[number].reshape(-1) <= ceiling)) for number, rest in enumerate(rests)]
+
+    def _around(self, outside: np.ndarray | None) -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
+        """Per bucket [*neighbours] what is outside, and [*neighbours, variable] least total cost."""
         total = self._total(outside)
         beliefs: dict[int, np.ndarray] = {}
         rests: list[np.ndarray] = []
@@ -106,7 +130,7 @@ class Elimination:
             beliefs[number] = np.minimum(bucket.joined + rest[..., None], INFINITE)
             rests.append(rest)
         rests.reverse()
-        return rests
+        return rests, beliefs
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -133,7 +157,7 @@ def join(factors: Sequence[Factor], scope: tuple[int, ...], domains: Mapping[int
     for length in shape:
         size *= length
     if size > MAX_TABLE_ENTRIES:
-        raise WidthError(f"a table of {size} entries over {len(scope)} variables")
+        raise WidthError(f"a table of {size} entries over {len(scope)} variables", scope)
     position = {v: d for d, v in enumerate(scope)}
     total = np.zeros(shape, dtype=np.int64)
     for factor in factors:

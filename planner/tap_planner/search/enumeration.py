@@ -15,7 +15,6 @@ from tap_planner.search.lean import lean_solver
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.request import SearchRequest, does_not_fit
 from tap_planner.search.solver import Solver
-from tap_planner.sharding import BatchMap, block_hints, map_batch
 
 __all__ = ["SearchSpace"]
 
@@ -43,8 +42,6 @@ class SearchSpace:
     def __init__(self, request: SearchRequest) -> None:
         self._request = request
         self._models: dict[tuple[int, int], Model] = {}
-        self._batch_maps: dict[int, BatchMap] = {}
-        self._hints: dict[int, dict[str, tuple[tuple[int, ...], ...]]] = {}
         self._allowed: dict[tuple[int, int], bool] = {}
         self._notes: list[str] = []
         self._least: dict[tuple[int, ...], int] = {(): 0}
@@ -63,7 +60,7 @@ class SearchSpace:
             return (request.microbatches,)
         if not request.training:
             return (1,)
-        obstacles = self._batch_map(1).obstacles
+        obstacles = request.graphs.batch(1).obstacles
         if obstacles:
             self._notes.append(
                 f"one microbatch only: the batch cannot be split at {obstacles[0]!r}"
@@ -93,19 +90,9 @@ class SearchSpace:
                 hint="bind smaller dims, or look for a wrong size in the model",
             )
 
-    def _batch_map(self, microbatches: int) -> BatchMap:
-        if microbatches not in self._batch_maps:
-            self._batch_maps[microbatches] = map_batch(self.graph(microbatches))
-        return self._batch_maps[microbatches]
-
     def graph(self, microbatches: int) -> Graph:
         """The graph of one microbatch."""
         return self._request.folded(microbatches).graph
-
-    def _hints_of(self, microbatches: int) -> dict[str, tuple[tuple[int, ...], ...]]:
-        if microbatches not in self._hints:
-            self._hints[microbatches] = dict(block_hints(self.graph(microbatches)))
-        return self._hints[microbatches]
 
     def is_allowed(self, mesh: int, microbatches: int) -> bool:
         """Whether the rules leave every operator a strategy: a smaller microbatch may no longer be split as they ask.
@@ -124,7 +111,7 @@ class SearchSpace:
             return True
         graph = self.graph(microbatches)
         rules = self._request.constraints(mesh, graph)
-        return first_conflict(graph, self._hints_of(microbatches), rules, mesh) is None
+        return first_conflict(graph, self._request.graphs.hints(microbatches), rules, mesh) is None
 
     def model(self, mesh: int, microbatches: int) -> Model:
         """The model of the graph of one microbatch on a mesh (by its number)."""
@@ -138,7 +125,7 @@ class SearchSpace:
                 request.meshes[mesh],
                 request.precision,
                 request.constraints(request.meshes[mesh], folded.graph),
-                self._hints_of(microbatches),
+                self._request.graphs.hints(microbatches),
                 request.prices,
             )
         return self._models[key]
@@ -181,6 +168,7 @@ class SearchSpace:
             optimizer=request.optimizer,
             precision=request.precision,
             training=request.training,
+            optimizer_states=request.optimizer_states,
         )
         model = self.model(mesh, self.counts[0] if whole_batch else microbatches)
         return CostedModel(model, configuration, repeat=1 if whole_batch else None)

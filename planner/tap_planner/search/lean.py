@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -37,15 +38,16 @@ def lean_solver(costed: CostedModel, limit_bytes: int, divisor: int = 1) -> Solv
     _, marginals = memory.marginals(weights)
     kept = memory.parts.domains.within(marginals, ceiling)
     if not _is_empty(kept):
-        try:
-            inside = memory.restrict(kept)
-            inside.prepare_sets()
-            exact = Minimisation(inside.parts, weights, True)
-            kept |= inside.parts.domains.within(exact.marginals(), ceiling)
-        except WidthError:
-            pass
+        with suppress(WidthError):
+            kept |= memory.exactly(kept, lambda inside: _within(inside, weights, ceiling))
     costed.partly_exact = True
     return _EmptySolver(costed) if _is_empty(kept) else _LeanSolver(costed, kept)
+
+
+def _within(solver: Solver, weights: Weights, ceiling: int) -> Mapping[int, np.ndarray]:
+    """Values with which the exact model stays below a ceiling."""
+    exact = Minimisation(solver.parts, weights, True)
+    return solver.parts.domains.within(exact.marginals(), ceiling)
 
 
 def _is_empty(kept: Mapping[int, np.ndarray]) -> bool:
@@ -68,8 +70,8 @@ class _LeanSolver(Solver):
         """The solver itself."""
         return self
 
-    def restrict(self, alive: Mapping[int, np.ndarray]) -> Solver:
+    def restrict(self, alive: Mapping[int, np.ndarray], loose: frozenset[int] | None = frozenset()) -> Solver:
         """A solver of the same model whose variables keep only the given values (by class)."""
-        restricted = _LeanSolver(self.costed, alive)
+        restricted = _LeanSolver(self.costed, alive, loose)
         restricted.parts.use_shares(self.parts.shares)
         return restricted

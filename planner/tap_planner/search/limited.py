@@ -40,7 +40,10 @@ MAX_EXACT_CROSSINGS = 12
 """Multipliers that are tried again in the tightened model, where the relaxed one is far from it."""
 MAX_CROSSINGS = 40
 """Multipliers that are tried for one configuration."""
-
+STEP = 2
+"""By how much a multiplier is raised whose solution does not fit, where none is known whose solution does."""
+ROUGH = 64
+"""A bound that cannot exclude a configuration need not be nearer to the best of its kind than this part of it."""
 
 PRECISION = Fraction(17, 16)
 """Multipliers as near as this need no further one between them."""
@@ -188,6 +191,8 @@ class LimitedSearch:
         assert self._limit is not None
         if self._hint:
             self._evaluate(self._hint)
+            if self._small is None and not self._hopeless():
+                self._evaluate(self._rounded(self._hint * STEP))
             if self._hopeless():
                 return
         if self._small is not None:
@@ -206,7 +211,7 @@ class LimitedSearch:
             return
         for _ in range(MAX_CROSSINGS):
             weight = self._next_multiplier()
-            if weight is None or weight in self._tried or self._hopeless():
+            if weight is None or weight in self._tried or self._hopeless() or self._is_settled():
                 break
             if self._evaluate(weight):
                 break
@@ -221,6 +226,8 @@ class LimitedSearch:
         if below is not None:
             saved = above.divided_bytes(self._divisor) - below.divided_bytes(self._divisor)
             crossing = self._rounded(Fraction(below.ns - above.ns, saved)) if saved > 0 else Fraction(0)
+            if self._high is None and self._low:  # the solution that fits is the smallest, and may be very slow
+                crossing = min(crossing, self._rounded(self._low * STEP))
             if self._low < crossing and (self._high is None or crossing < self._high):
                 return crossing
         if self._high is None:
@@ -228,6 +235,22 @@ class LimitedSearch:
         if self._high <= self._low * PRECISION:
             return None
         return self._rounded((self._low + self._high) / 2 if self._high < 4 * self._low else self._high / 4)
+
+    def _is_settled(self) -> bool:
+        """Whether a bound of this kind cannot come up to the ceiling, and is nearly as good as it can be.
+
+        Where the lines of the two solutions around the limit cross, no multiplier gives a better bound.
+        """
+        above, below = self._too_large, self._small
+        if self._divisor == 1 or self._ceiling is None or above is None or below is None:
+            return False
+        assert self._limit is not None
+        excess = above.divided_bytes(self._divisor) - self._limit
+        saved = above.divided_bytes(self._divisor) - below.divided_bytes(self._divisor)
+        if excess <= 0 or saved <= 0:
+            return False
+        most = above.ns + (below.ns - above.ns) * excess // saved
+        return most < self._ceiling and most - self.bound_ns < most // ROUGH
 
     def _rounded(self, weight: Fraction) -> Fraction:
         """A multiplier near ``weight`` under which costs stay countable."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -32,6 +33,8 @@ FIRST_WINDOW = 4_000
 WINDOW_GROWTH = 5
 IMPROVING_STEPS = 3
 """Windows between the bound and the best known choices in which better ones are sought."""
+SHRUNK = 2
+"""By this factor values have to become fewer to be worth new tables."""
 MAX_SEPARATED = 20_000
 """Entries of the table over the variables that separate the outer part."""
 
@@ -65,9 +68,9 @@ def solve_master(
         found, inside = None, reach
         if all(len(values) for values in alive.values()):
             try:
-                restricted = solver.restrict(alive)
-                restricted.prepare_sets()
-                found, inside = _Master(restricted.parts, weights, limit_bytes, ceiling).solve(reach)
+                found, inside = solver.exactly(
+                    alive, partial(_solve_within, weights=weights, limit_bytes=limit_bytes, window=(ceiling, reach))
+                )
             except WidthError:
                 if best is None and proven == bound_ns:
                     raise
@@ -113,6 +116,23 @@ def improve(solver: Solver, limit_bytes: int, bound_ns: int, ceiling_ns: int, we
         if reach >= ceiling_ns:
             break
     return best
+
+
+def _solve_within(
+    solver: Solver, *, weights: Weights, limit_bytes: int, window: tuple[int, int]
+) -> tuple[Choices | None, int]:
+    """Solve the master of a window, given by its upper ends (SCALE x weighted cost, ns); as ``_Master.solve``.
+
+    The exact tables say of more values than the relaxed ones that they cannot belong to a solution in the window.
+    """
+    ceiling, reach_ns = window
+    alive = solver.parts.domains.within(Minimisation(solver.parts, weights, True).marginals(), ceiling)
+    if any(len(values) == 0 for values in alive.values()):
+        return None, reach_ns
+    before = sum(len(solver.parts.domains.of_class(key)) for key in alive)
+    if sum(len(values) for values in alive.values()) * SHRUNK > before:
+        return _Master(solver.parts, weights, limit_bytes, ceiling).solve(reach_ns)
+    return solver.exactly(alive, lambda inside: _Master(inside.parts, weights, limit_bytes, ceiling).solve(reach_ns))
 
 
 class _Master:

@@ -368,7 +368,7 @@ def build_model(
     mesh: Mesh,
     precision: str,
     strategy_filter: StrategyFilter,
-    hints: dict[str, tuple[tuple[int, ...], ...]],
+    hints: Mapping[str, tuple[tuple[int, ...], ...]],
     prices: PriceList = PriceList.TIME,
 ) -> Model:
     """Variables and terms of a folded graph on a mesh; runs that are no chains are taken apart."""

@@ -23,10 +23,8 @@ from tap_planner.search.distance import Distance, WidenedModel
 from tap_planner.search.enumeration import may_be_tried
 from tap_planner.search.fewer import request_on
 from tap_planner.search.model import Model, build_model
-from tap_planner.search.obstacles import find_obstacles
 from tap_planner.search.request import SearchRequest, SearchResult
 from tap_planner.search.returning import Returning
-from tap_planner.sharding import block_hints, map_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +136,7 @@ class _Search:
             elif count == 1 or not request.training:
                 allowed = count == 1
             else:
-                allowed = may_be_tried(count, request.batch) and not map_batch(request.folded(1).graph).obstacles
+                allowed = may_be_tried(count, request.batch) and not request.graphs.batch(1).obstacles
             if allowed:
                 yield count
 
@@ -173,6 +171,7 @@ class _Search:
                 optimizer=place.request.optimizer,
                 precision=place.request.precision,
                 training=place.request.training,
+                optimizer_states=place.request.optimizer_states,
             )
             found = self._under(place, model, configuration)
             if found is not None and (best is None or self._rank(found) < self._rank(best)):
@@ -191,7 +190,7 @@ class _Search:
                 place.mesh,
                 request.precision,
                 request.constraints(place.mesh, folded.graph),
-                dict(block_hints(folded.graph)),
+                request.graphs.hints(place.microbatches),
             )
         except UsageError:  # rules that so small a microbatch cannot keep
             return None
@@ -250,7 +249,7 @@ class _Search:
             raise AssertionError(f"a plan of {found.ns} ns is below the bound of {self._result.bound_ns} ns")
         return replace(
             self._result,
-            decisions=found.decisions,
+            write=lambda: found.decisions,
             folded=model.space.folded,
             mesh=found.place.mesh,
             objective_ns=found.ns,
@@ -259,7 +258,6 @@ class _Search:
                 self._result.statistics,
                 strategies=sum(len(model.space.operator(int(i)).strategies) for i in model.class_of.tolist()),
             ),
-            obstacles=find_obstacles(model.graph, found.decisions.axes),
             runners_up=(),
         )
 

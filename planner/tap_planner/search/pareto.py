@@ -65,15 +65,32 @@ def _undominated(cell: np.ndarray, ns: np.ndarray, num_bytes: np.ndarray) -> np.
     return order[keep]
 
 
-def join(factors: Sequence[ParetoFactor], scope: tuple[int, ...], sizes: Mapping[int, int]) -> ParetoFactor:
+def join(
+    factors: Sequence[ParetoFactor],
+    scope: tuple[int, ...],
+    sizes: Mapping[int, int],
+    cells: np.ndarray | None = None,
+) -> ParetoFactor:
     """Sums of pairs, over ``scope``.
+
+    Args:
+        factors: what is added.
+        scope: holds the scopes of all of them.
+        sizes: domain sizes.
+        cells: the cells that matter, ascending; None: all.
 
     Raises:
         WidthError: more than ``MAX_POINTS`` pairs.
     """
     ordered = sorted(factors, key=lambda f: len(f.cell))
-    result = _spread(ordered[0], scope, sizes)
-    for factor in ordered[1:]:
+    if cells is None:
+        result = _spread(ordered.pop(0), scope, sizes)
+    else:
+        if len(cells) > MAX_POINTS:
+            raise WidthError(f"{len(cells)} Pareto points")
+        none = np.zeros(len(cells), dtype=np.int64)
+        result = ParetoFactor(scope, tuple(sizes[v] for v in scope), cells, none, none)
+    for factor in ordered:
         result = _add(result, factor, sizes)
     return result
 
@@ -181,11 +198,11 @@ def pareto_eliminate(
         WidthError: too many pairs.
     """
     active = list(factors)
-    for variable, rest in zip(guide.order, guide.outside_messages(outside), strict=True):
+    for variable, (rest, cells) in zip(guide.order, guide.inside(ceiling, outside), strict=True):
         mine = [f for f in active if variable in f.scope]
         active = [f for f in active if variable not in f.scope]
         neighbours = tuple(sorted({v for f in mine for v in f.scope} - {variable}))
-        joined = join(mine, (*neighbours, variable), sizes)
+        joined = join(mine, (*neighbours, variable), sizes, cells)
         active.append(within(drop(joined, variable), rest, *weights, ceiling))
     return tuple(active)
 
@@ -203,4 +220,5 @@ def pareto_join(
     Raises:
         WidthError: too many pairs.
     """
-    return within(join(factors, guide.keep, sizes), outside, *weights, ceiling)
+    cells = np.flatnonzero((guide.table + outside).reshape(-1) <= ceiling)
+    return within(join(factors, guide.keep, sizes, cells), outside, *weights, ceiling)

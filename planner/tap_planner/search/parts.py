@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from tap_planner.search.costing import CostedModel
 from tap_planner.search.domains import Domains
 from tap_planner.search.elimination import WidthError
 from tap_planner.search.model import PartKind
+from tap_planner.search.patterns import PatternTerm
 from tap_planner.search.sets import SetVariables
 from tap_planner.search.shares import NO_SHARES, Shares, is_shared_out, most_keepers
 from tap_planner.search.terms import SCALE, RegionPolicy, Term
@@ -22,6 +24,8 @@ from tap_planner.search.wide import widen
 
 MAX_DENSE_ENTRIES = 20_000
 """Largest exact table over all variables of a term of more than two; beyond, set variables stand between them."""
+MAX_LOOSE = 4
+"""Terms whose patterns are given up one by one where tables are too large; then all of them are."""
 MAX_RELAXED_ENTRIES = 200_000
 """Largest relaxed table over a run's boundary and what its occurrences share; its powers take minutes beyond."""
 
@@ -37,11 +41,21 @@ class Parts:
     Args:
         costed: the model under the configuration.
         alive: by class, the values that are possible; all where a class is missing.
+        loose: classes of producers whose terms have no patterns in the exact tables, which would be too large; None: of
+            all.
     """
 
-    def __init__(self, costed: CostedModel, alive: Mapping[int, np.ndarray] | None = None) -> None:
+    def __init__(
+        self,
+        costed: CostedModel,
+        alive: Mapping[int, np.ndarray] | None = None,
+        loose: frozenset[int] | None = frozenset(),
+    ) -> None:
         self.costed = costed
         self.model = costed.model
+        self._loose = loose
+        self._patterned: dict[int, int] = {}
+        """By set variable that says which consumers agree, the class of the tensor's producer."""
         self.domains = Domains(costed, alive)
         self.sets = SetVariables(costed, self.domains)
         self._shares = NO_SHARES
@@ -64,6 +78,20 @@ class Parts:
         self._shares = shares
         self._orders.update((key, tables.order) for key, tables in self._tables.items())
         self._tables.clear()
+
+    def looser(self, scope: Sequence[int]) -> frozenset[int] | None:
+        """Classes of producers whose terms are to have no patterns, after a table over ``scope`` was too large.
+
+        Raises:
+            WidthError: none has any.
+        """
+        if not self._patterned:
+            raise WidthError("tables without patterns")
+        if self._loose is None or len(self._loose) >= MAX_LOOSE:
+            return None
+        inside = [variable for variable in scope if variable in self._patterned] or self._patterned
+        widest = max(inside, key=lambda variable: (self._set_sizes[variable], variable))
+        return self._loose | {self._patterned[widest]}
 
     def size(self, variable: int) -> int:
         """Number of possible values of a variable."""
@@ -224,13 +252,48 @@ class Parts:
         alive = [self.domains.alive(variable) for variable in term.variables]
         entries = math.prod(len(values) for values in alive)
         if exact and entries > MAX_DENSE_ENTRIES and is_shared_out(term):
-            try:
-                self._add_wide_term(tables, term, kind, number)
-            except WidthError:  # what is left open here stays a lower bound
-                self._share_out(tables, term, kind, number)
+            for add in (self._add_pattern_term, self._add_wide_term):
+                try:
+                    add(tables, term, kind, number)
+                except WidthError:
+                    continue
+                return
+            self._share_out(tables, term, kind, number)  # what is left open here stays a lower bound
             return
         scope, ns, num_bytes = self._over_settings(term.regions, kind, number, lambda policy: term.dense(alive, policy))
         tables.append(((*scope, *term.variables), ns, num_bytes))
+
+    def _add_pattern_term(self, tables: list[_Table], term: Term, kind: PartKind, number: int) -> None:
+        """A term of few consumers, by way of a variable that says which of them agree.
+
+        Raises:
+            WidthError: there are too many patterns.
+        """
+        made_by = -1 if term.producer is None else self.model.class_of_variable(term.producer)
+        if self._loose is None or made_by in self._loose:
+            raise WidthError("patterns make tables too large")
+        readers = dict.fromkeys(slot.variable for slot in term.slots)
+        found = PatternTerm(term, [(variable, self.domains.alive(variable)) for variable in readers])
+        values = self.domains.of_producer(term)
+        regions = term.regions
+
+        def over(make: Callable[[RegionPolicy], tuple[np.ndarray, np.ndarray]], *scope: int) -> _Table:
+            settings, ns, num_bytes = self._over_settings(regions, kind, number, make)
+            if term.producer is None:
+                return (*settings, *scope), ns[..., 0, :], num_bytes[..., 0, :]
+            return (*settings, term.producer, *scope), ns, num_bytes
+
+        settings, ns, num_bytes = over(partial(found.savings, values))
+        variable = self._local_set(term, found.num_patterns)
+        self._patterned[variable] = made_by
+        made: list[_Table] = [((*settings, variable), ns, num_bytes)]
+        made.extend(over(partial(found.alone, reader, values), reader) for reader in readers)
+        if term.producer is not None:
+            made.append(over(partial(found.producers_copy, values)))
+        for reader in readers:
+            forbidden = found.allowed(reader)
+            made.append(((variable, reader), forbidden, np.zeros_like(forbidden)))
+        tables.extend(made)
 
     def _add_wide_term(self, tables: list[_Table], term: Term, kind: PartKind, number: int) -> None:
         """A term of many consumers, by way of a set variable.

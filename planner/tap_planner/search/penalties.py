@@ -143,6 +143,6 @@ class PenalisedSolver(Solver):
         """The solver itself."""
         return self
 
-    def restrict(self, alive: Mapping[int, np.ndarray]) -> Solver:
+    def restrict(self, alive: Mapping[int, np.ndarray], loose: frozenset[int] | None = frozenset()) -> Solver:
         """A solver of the same model whose variables keep only the given values (by class)."""
-        return PenalisedSolver(self.costed, alive)
+        return PenalisedSolver(self.costed, alive, loose)

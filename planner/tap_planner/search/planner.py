@@ -5,13 +5,14 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 
 from tap_planner.errors import InfeasibleError, LimitReachedError
+from tap_planner.plan import Decisions
 from tap_planner.search.assemble import assemble
 from tap_planner.search.configuration import Settings
 from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.limited import LimitedSearch, least_memory
-from tap_planner.search.obstacles import find_obstacles
 from tap_planner.search.proof import UNPROVEN, Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import (
     NothingFitsError,
@@ -285,9 +286,14 @@ class _Search:
         model = self._space.model(mesh, candidate.microbatches)
         assert outcome.choices is not None and candidate.state is not None
         configuration = candidate.state.configuration
-        decisions = assemble(model, configuration, outcome.choices.expand(), request.cluster, request.loss_output)
+        choices = outcome.choices
+
+        @cache
+        def write() -> Decisions:
+            return assemble(model, configuration, choices.expand(), request.cluster, request.loss_output)
+
         return SearchResult(
-            decisions=decisions,
+            write=write,
             folded=model.space.folded,
             mesh=request.meshes[mesh],
             objective_ns=outcome.ns,
@@ -303,7 +309,6 @@ class _Search:
                 strategies=sum(len(model.space.operator(int(index)).strategies) for index in model.class_of.tolist()),
             ),
             notes=self._space.notes,
-            obstacles=find_obstacles(model.graph, decisions.axes),
         )
 
     def _nothing_fits(self, unknown: bool) -> InfeasibleError | LimitReachedError:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from tap_planner.cluster import Cluster, Mesh
 from tap_planner.cost import PriceList
 from tap_planner.errors import InfeasibleError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
-from tap_planner.plan import Decisions, Nearness
+from tap_planner.plan import Decisions, Nearness, StatesChoice
 from tap_planner.search.constraints import StrategyFilter
-from tap_planner.search.obstacles import Obstacle
+from tap_planner.search.graphs import MicrobatchGraphs
+from tap_planner.search.obstacles import Obstacle, find_obstacles
 from tap_planner.search.proof import Leaf
 
 
@@ -21,8 +23,8 @@ from tap_planner.search.proof import Leaf
 class SearchRequest:
     """What to search."""
 
-    folded: Callable[[int], FoldedGraph]
-    """Microbatch count -> the graph bound with the batch of one microbatch, folded."""
+    graphs: MicrobatchGraphs
+    """The graphs, bound with the batch of one microbatch."""
     batch: int
     """Global batch."""
     cluster: Cluster
@@ -40,6 +42,8 @@ class SearchRequest:
     constraints: Callable[[Mesh, Graph], StrategyFilter]
     """Mesh and graph of one microbatch -> what the rules leave."""
     loss_output: str | None
+    optimizer_states: str = "fp32"
+    """Element type of AdamW's moments, for the whole plan: ``fp32`` or ``bf16``."""
     uniform_settings: bool = False
     """Whether recompute and ZeRO must be one setting for the whole plan."""
     hybrid_zero: bool = True
@@ -50,6 +54,10 @@ class SearchRequest:
     lean: bool = False
     """Whether values under which the limit cannot be kept are left out beforehand: where the limit is the least memory
     that there is, few plans keep it."""
+
+    def folded(self, microbatches: int) -> FoldedGraph:
+        """The graph of one microbatch, folded."""
+        return self.graphs.folded(microbatches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +87,12 @@ class Smallest:
     """Configurations of the space."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The best plan found, with its proof."""
+    """The best plan found, with its proof. The decisions are written out when they are first asked for."""
 
-    decisions: Decisions
+    write: Callable[[], Decisions]
+    """Makes the decisions."""
     folded: FoldedGraph
     mesh: Mesh
     objective_ns: int
@@ -98,12 +107,22 @@ class SearchResult:
     notes: tuple[str, ...]
     runners_up: tuple[SearchResult, ...] = ()
     """Plans on other meshes or with other microbatch counts whose objective is within the gap as well, best first."""
-    obstacles: tuple[Obstacle, ...] = ()
-    """Why axes of the mesh are used less than they could be."""
     smallest: Smallest | None = None
     """The proof that no plan needs less memory, where that was to be the least."""
     near: Nearness | None = None
     """How little it changes of an old plan that it was to stay near to."""
+    states: StatesChoice | None = None
+    """What was compared where the element type of the moments was left open."""
+
+    @cached_property
+    def decisions(self) -> Decisions:
+        """The decisions of every operator, tensor and parameter."""
+        return self.write()
+
+    @cached_property
+    def obstacles(self) -> tuple[Obstacle, ...]:
+        """Why axes of the mesh are used less than they could be."""
+        return find_obstacles(self.folded.graph, self.decisions.axes)
 
 
 class NothingFitsError(InfeasibleError):

@@ -9,9 +9,10 @@ Every bound that is reported is a valid one: if the exact stage would need too l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,6 +35,8 @@ FIRST_WINDOW = 10_000
 """The first window of costs above the bound that is searched exactly is the bound divided by this."""
 WINDOW_GROWTH = 6
 
+Found = TypeVar("Found")
+
 
 class Solver:
     """Minimises weighted costs of one configuration.
@@ -41,6 +44,7 @@ class Solver:
     Args:
         costed: the model under the configuration.
         alive: by class of variable, the values that are possible; all where a class is missing.
+        loose: see ``Parts``.
     """
 
     is_lean = False
@@ -48,11 +52,17 @@ class Solver:
     is_empty = False
     """Whether these are all."""
 
-    def __init__(self, costed: CostedModel, alive: Mapping[int, np.ndarray] | None = None) -> None:
+    def __init__(
+        self,
+        costed: CostedModel,
+        alive: Mapping[int, np.ndarray] | None = None,
+        loose: frozenset[int] | None = frozenset(),
+    ) -> None:
         self.costed = costed
         self.model = costed.model
-        self.parts = Parts(costed, alive)
+        self.parts = Parts(costed, alive, loose)
         self._alive = alive
+        self._loose = loose
 
     @cached_property
     def fastest(self) -> Solver:
@@ -70,9 +80,14 @@ class Solver:
         """Values of a variable that are still possible."""
         return self.parts.domains.alive(variable)
 
-    def restrict(self, alive: Mapping[int, np.ndarray]) -> Solver:
-        """A solver of the same model whose variables keep only the given values (by class)."""
-        restricted = Solver(self.costed, alive)
+    def restrict(self, alive: Mapping[int, np.ndarray], loose: frozenset[int] | None = frozenset()) -> Solver:
+        """A solver of the same model whose variables keep only some values.
+
+        Args:
+            alive: by class, the values.
+            loose: see ``Parts``.
+        """
+        restricted = Solver(self.costed, alive, loose)
         if self.parts.shares is not NO_SHARES:
             restricted.parts.use_shares(self.parts.shares)
         return restricted
@@ -143,9 +158,30 @@ class Solver:
         alive = self.parts.domains.within(marginals, ceiling)
         if any(len(values) == 0 for values in alive.values()):
             return Outcome(bound=ceiling + 1, choices=None, ns=0, num_bytes=0)
-        inside = self.restrict(alive)
-        inside.prepare_sets()
-        return inside.minimise(weights, exact=True)
+        return self.exactly(alive, lambda inside: inside.minimise(weights, exact=True))
+
+    def exactly(self, alive: Mapping[int, np.ndarray], solve: Callable[[Solver], Found]) -> Found:
+        """What ``solve`` makes of the given values with exact tables.
+
+        Where these are too large, terms are exact no more, one after the other, which leaves a lower bound; and they
+        stay so, as windows only grow.
+
+        Args:
+            alive: by class of variable, the values.
+            solve: something with a solver whose set variables are prepared.
+
+        Raises:
+            WidthError: the tables are too large all the same, or something else is.
+        """
+        while True:
+            inside = self.restrict(alive, self._loose)
+            inside.prepare_sets()
+            try:
+                return solve(inside)
+            except WidthError as error:
+                if not error.scope:
+                    raise
+                self._loose = inside.parts.looser(error.scope)
 
     def _tighten(self, weights: Weights) -> Outcome:
         """Relaxed minimisation, with the shares moved to those who use a destination, while that raises the bound.

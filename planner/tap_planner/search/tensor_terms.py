@@ -42,7 +42,14 @@ class TensorTerms:
     def all(self) -> Iterator[tuple[Term, bool]]:
         """Every term that some part needs, with whether occurrences of a run share it."""
         skeleton = set(self._space.skeleton)
+        operators = [self._graph.operators[index] for index in self._space.skeleton]
+        producers, run_of = self._space.producers, self._places.run_of.tolist()
+        near = {name for operator in operators for name in (*operator.inputs, *operator.outputs)}
         for name, readers in self._space.consumers.items():
+            if name not in near and name in producers:
+                run = run_of[producers[name]]
+                if all(run_of[index] == run for index, _ in readers):  # inside later occurrences
+                    continue
             tensor = self._graph.tensors[name]
             if tensor.kind is TensorKind.CONSTANT:
                 continue

@@ -94,8 +94,7 @@ def _verify(
             mine = [leaf for leaf in leaves if leaf.part == part]
             try:
                 space = SearchSpace(room)
-            except InfeasibleError:  # by its sizes alone: there is nothing to cover
-                known |= {(leaf.part, leaf.mesh, leaf.setting) for leaf in mine}
+            except InfeasibleError:  # by its sizes alone: there is nothing to cover, and there are no leaves
                 continue
             checking = checking_of(space, room, mine)
             findings += checking.findings()

@@ -72,7 +72,7 @@ class PartTables:
     """Elimination order, once it is known."""
 
     def add(self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray, *, activation: bool = True) -> None:
-        """Add a table.
+        """Add a table. Variables of one value say nothing and are left out.
 
         Args:
             scope: its variables, one per dim.
@@ -80,6 +80,9 @@ class PartTables:
             num_bytes: SCALE x bytes.
             activation: whether the bytes are those of activations.
         """
+        if 1 in ns.shape:
+            scope = tuple(variable for variable, size in zip(scope, ns.shape, strict=True) if size > 1)
+            ns, num_bytes = ns.squeeze(), num_bytes.squeeze()
         self.scopes.append(scope)
         self.ns.append(ns)
         self.num_bytes.append(num_bytes)

@@ -191,6 +191,7 @@ class _Pricing:
             zero_level=parameter.zero_level,
             precision=self.decisions.precision,
             optimizer=self.decisions.optimizer or "sgd",
+            optimizer_states=self.decisions.optimizer_states,
             trainable=parameter.trainable,
         )
 

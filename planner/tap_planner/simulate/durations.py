@@ -79,6 +79,7 @@ class Durations:
             zero_level=parameter.zero_level,
             precision=self._program.decisions.precision,
             optimizer=self._program.decisions.optimizer,
+            optimizer_states=self._program.decisions.optimizer_states,
             device=self.compute.device,
         )
 

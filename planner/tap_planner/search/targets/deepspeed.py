@@ -8,6 +8,8 @@
 - ``sequence_parallel_size`` is Ulysses: sequences are split, attention by heads (Jacobs et al. 2023).
 - ``deepspeed.moe``: experts over data ranks (Rajbhandari et al. 2022).
 - Activation checkpointing wraps whole layers; here all of them or none.
+- ``bf16_optimizer_states`` wants ``bf16_master_weights_and_grads`` (deepspeed/runtime/base_optimizer.py): moments in
+  bfloat16 only without the float32 master values that plans have. So not here.
 - Sizes must divide; AutoTP's uneven parts of kv heads are not used.
 """
 
@@ -29,6 +31,7 @@ DEEPSPEED = Target(
     expert_roles=(_D,),
     zero_levels=(0, 1, 2, 3),
     zero_levels_with_tensor=(0, 1, 2),
+    zero_levels_with_bf16_states=(),
     recomputes=("none", "full"),
     uniform_settings=True,
     hybrid_zero=False,

@@ -13,6 +13,8 @@
 - ``--context-parallel-size`` splits sequences, ``--expert-model-parallel-size`` spreads experts over data ranks,
   ``--expert-tensor-parallel-size 1`` over tensor ranks.
 - ``--use-distributed-optimizer`` shards optimizer states over all data ranks: ZeRO 1.
+- ``--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16`` keeps moments in bfloat16 beside
+  float32 master values, with the distributed optimizer only (megatron/core/optimizer/optimizer_config.py).
 - ``--recompute-granularity selective|full`` is one setting; that full recompute may stop after the first N layers
   (``--recompute-method block``) is not used here.
 """
@@ -35,6 +37,7 @@ MEGATRON = Target(
     expert_roles=(_D, _T),
     zero_levels=(0, 1),
     zero_levels_with_tensor=(0, 1),
+    zero_levels_with_bf16_states=(1,),
     recomputes=("none", "selective", "full"),
     uniform_settings=True,
     hybrid_zero=False,

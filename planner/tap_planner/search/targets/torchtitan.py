@@ -10,6 +10,8 @@
   (``dp_shard * cp * tp == efsdp * ep``).
 - ``data_parallel_replicate_degree`` alone is DDP (ZeRO 0); ``data_parallel_shard_degree`` is FSDP2: ZeRO 3, or with
   ``fsdp_reshard_after_forward never`` ZeRO 2; both together are hybrid sharding.
+- ``optimizer.implementation fused_opt_states_bf16`` keeps AdamW's moments in bfloat16 beside float32 parameters
+  (docs/bf16_optimizer_states.md), DDP and FSDP2 alike.
 - ``activation_checkpoint.mode`` none, selective or full is one setting. Its own selective mode saves by operator; what
   is kept need not be what this plan keeps.
 - DTensor shards unevenly, the recipes do not: their local views assume equal parts. Splits must be even.
@@ -36,6 +38,7 @@ TORCHTITAN = Target(
     expert_roles=(_D, _C, _T),
     zero_levels=(0, 2, 3),
     zero_levels_with_tensor=(0, 2, 3),
+    zero_levels_with_bf16_states=(0, 2, 3),
     recomputes=("none", "selective", "full"),
     uniform_settings=True,
     hybrid_zero=True,

@@ -7,6 +7,8 @@
 - Experts by ``ep_plan`` (grouped_gemm, ep_dispatch) share the ranks of tp_size.
 - FSDP2 by ``fsdp_plan``: ZeRO 3, or ZeRO 2 without resharding after forward; DDP is ZeRO 0; both together are hybrid.
 - ``gradient_checkpointing_enable()`` recomputes all layers.
+- ``--optim adamw_anyprecision`` has moments in bfloat16, by way of torchdistx, which is no longer maintained and has no
+  float32 master values. So not here.
 - Sizes must divide (the loader cuts shards of equal size).
 """
 
@@ -28,6 +30,7 @@ TRANSFORMERS = Target(
     expert_roles=(_T,),
     zero_levels=(0, 2, 3),
     zero_levels_with_tensor=(0, 2, 3),
+    zero_levels_with_bf16_states=(),
     recomputes=("none", "full"),
     uniform_settings=True,
     hybrid_zero=True,

@@ -78,6 +78,8 @@ class Target:
     zero_levels: tuple[int, ...]
     zero_levels_with_tensor: tuple[int, ...]
     """On meshes with a tensor axis, in training."""
+    zero_levels_with_bf16_states: tuple[int, ...]
+    """Levels at which AdamW's moments may be bfloat16 beside float32 master values; empty: they may not."""
     recomputes: tuple[str, ...]
     uniform_settings: bool
     """Whether recompute and ZeRO are one setting for the whole model."""

@@ -1,0 +1,43 @@
+"""The graphs of a request, one for each microbatch count, with what is found out about each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tap_planner.folding import FoldedGraph
+from tap_planner.sharding import BatchMap, block_hints, map_batch
+
+Hints = Mapping[str, tuple[tuple[int, ...], ...]]
+"""Per operator id, per factor of its rule, the block counts in which it may be split."""
+
+
+class MicrobatchGraphs:
+    """Graphs of microbatches.
+
+    Args:
+        folded: microbatch count -> the graph bound with the batch of one microbatch, folded.
+    """
+
+    def __init__(self, folded: Callable[[int], FoldedGraph]) -> None:
+        self._bind = folded
+        self._folded: dict[int, FoldedGraph] = {}
+        self._batches: dict[int, BatchMap] = {}
+        self._hints: dict[int, Hints] = {}
+
+    def folded(self, microbatches: int) -> FoldedGraph:
+        """The graph of one microbatch, folded."""
+        if microbatches not in self._folded:
+            self._folded[microbatches] = self._bind(microbatches)
+        return self._folded[microbatches]
+
+    def batch(self, microbatches: int) -> BatchMap:
+        """Where the batch is in that graph."""
+        if microbatches not in self._batches:
+            self._batches[microbatches] = map_batch(self.folded(microbatches).graph)
+        return self._batches[microbatches]
+
+    def hints(self, microbatches: int) -> Hints:
+        """In which blocks its dims may be split."""
+        if microbatches not in self._hints:
+            self._hints[microbatches] = block_hints(self.folded(microbatches).graph)
+        return self._hints[microbatches]
