@@ -32,8 +32,12 @@ LARGEST_WEIGHTED = 1 << 50
 """Weighted costs of solutions stay below this (before SCALE), so that their sums stay below what is infinite."""
 LARGEST_ENTRY = 8
 """Single entries of tables may be so many times what a solution costs."""
-CLIMB = 4
+CLIMB = 8
 """By how much a multiplier is raised where the limit is the least memory."""
+NEAR_THE_BOUND = 16
+"""Better solutions are looked for up to this part of the bound above it."""
+MAX_MISSES = 2
+"""How often that may be in vain."""
 LEAST_RISE = 10_000
 """A bound that can rise by no more than this part of itself is good enough."""
 MAX_EXACT_CROSSINGS = 12
@@ -283,16 +287,19 @@ class LimitedSearch:
     def _climb(self) -> None:
         """Raise the multiplier while that raises the bound: where the limit is the least memory that there is the bound
         of the exact model never falls, only what tables leave open makes it."""
+        assert self._probe is not None
+        weight, misses = self._probe[1], 0
         for _ in range(MAX_EXACT_CROSSINGS):
-            assert self._probe is not None
-            best, weight = self._probe
-            higher = self._rounded(weight * CLIMB)
-            if higher in self._tried:
+            before, higher = self._probe[0], self._rounded(weight * CLIMB)
+            if higher <= weight or misses == MAX_MISSES or self._is_closed():
                 break
             self._after = (*self._after, weight)
             self._evaluate(higher, exact=True)
-            if self._probe[0] <= best:
-                break
+            weight, misses = higher, 0 if self._probe[0] > before else misses + 1
+
+    def _is_closed(self) -> bool:
+        """Whether the best solution meets the bound."""
+        return self.best is not None and self.best.ns <= self.bound_ns
 
     def _cross_exactly(self) -> None:
         """Look for the best multiplier again, now in the tightened model, where the relaxed one may be far from it: the
@@ -335,11 +342,15 @@ class LimitedSearch:
         if ceiling <= self.bound_ns:
             return
         used: dict[int, set[int]] = {}
-        for choices in self._pool:
-            choices.add_used(used)
+        fitting = [self._small.choices] if self._solver.is_lean and self._small is not None else []
+        for choices in (*self._pool, *fitting):
+            if choices is not None:
+                choices.add_used(used)
         alive = {key: np.array(sorted(values), dtype=np.int64) for key, values in used.items()}
         weights = self._weights(self.multiplier or (self._probe[1] if self._probe else Fraction(0)))
         restricted = self._solver.restrict(alive)
+        if self._solver.is_lean:  # what is known may be very slow
+            ceiling = min(ceiling, self.bound_ns + self.bound_ns // NEAR_THE_BOUND)
         found = improve(restricted, self._limit, self.bound_ns, ceiling, weights)
         if found is not None:
             ns, num_bytes = self._solver.price(found)
