@@ -75,7 +75,7 @@ def test_free_search_equals_the_best_configuration(model: str, share: float) -> 
     uniform = search(replace(whole.request, limit_bytes=limit, uniform_settings=True, hybrid_zero=False))
     assert uniform.memory_bytes <= limit
     assert uniform.objective_ns == best
-    assert uniform.bound_ns == UNREACHED.get((model, share), best)
+    assert UNREACHED.get((model, share), best) <= uniform.bound_ns <= best
     free = search(replace(whole.request, limit_bytes=limit))
     assert free.memory_bytes <= limit
     assert free.bound_ns <= free.objective_ns <= best
