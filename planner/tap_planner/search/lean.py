@@ -19,7 +19,7 @@ from tap_planner.search.weighting import Weights
 __all__ = ["lean_solver"]
 
 
-def lean_solver(costed: CostedModel, limit_bytes: int, divisor: int = 1) -> Solver:
+def lean_solver(costed: CostedModel, limit_bytes: int) -> Solver:
     """A solver without the values whose least memory is above the limit: nothing that fits is lost.
 
     Where the limit is the least memory that there is, little more is left than the plans that need no more.
@@ -27,9 +27,8 @@ def lean_solver(costed: CostedModel, limit_bytes: int, divisor: int = 1) -> Solv
     Args:
         costed: the model under a configuration.
         limit_bytes: the memory limit.
-        divisor: activations count 1/divisor.
     """
-    weights = Weights(0, 1, divisor)
+    weights = Weights(0, 1)
     ceiling = SCALE * limit_bytes
     memory = memory_solver(costed, every_value=True)
     if memory.minimise(weights).bound > ceiling:

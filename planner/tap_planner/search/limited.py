@@ -169,10 +169,8 @@ class LimitedSearch:
 
     def _relax(self) -> None:
         if self._limit is not None and self._solver.least_own_bytes() > self._limit:
-            self.infeasible = self.parameters_too_large = True
-            self.proof = Proof(kind=ProofKind.INFEASIBLE, bound_ns=0)
-            return
-        if self._solver.is_empty:
+            self.parameters_too_large = True
+        if self.parameters_too_large or self._solver.is_empty:
             self.infeasible = True
             self.proof = Proof(kind=ProofKind.INFEASIBLE, bound_ns=0)
             return
