@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tap_planner.search.chain import Chain, min_plus
-from tap_planner.search.elimination import INFINITE, Elimination, Factor, WidthError, eliminate, join
+from tap_planner.search.elimination import Elimination, eliminate
+from tap_planner.search.factors import INFINITE, Factor, WidthError, join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tap_planner.search import Recompute
-from tap_planner.search.elimination import WidthError
+from tap_planner.search.factors import WidthError
 from tap_planner.search.patterns import PatternTerm
 from tap_planner.search.terms import PARTS, SCALE, RegionPolicy, Slot, Term
 from tap_planner.search.wide import widen

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tap_planner.search.elimination import INFINITE
+from tap_planner.search.factors import INFINITE
 
 
 def min_plus(left: np.ndarray, right: np.ndarray) -> np.ndarray:

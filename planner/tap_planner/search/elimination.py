@@ -2,56 +2,45 @@
 
 Bucket elimination: Dechter, "Bucket elimination: a unifying framework for reasoning", Artificial Intelligence 113,
 1999. Where a lower bound is enough, buckets whose table would be too large are split: Dechter, Rish, "Mini-buckets: a
-general scheme for bounded inference", JACM 50(2), 2003. Tables are int64; ``INFINITE`` marks what is forbidden.
+general scheme for bounded inference", JACM 50(2), 2003.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-INFINITE = np.int64(1) << 56
-"""Cost of what is forbidden: more than any sum of real costs, and a hundred of them stay inside int64."""
-MAX_TABLE_ENTRIES = 8_000_000
-"""Largest table that elimination may build (64 MB)."""
-
-
-class WidthError(Exception):
-    """Elimination would need a table that is too large.
-
-    Args:
-        message: how large.
-        scope: variables of the table.
-    """
-
-    def __init__(self, message: str, scope: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.scope = scope
-
-
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """A cost table over some variables."""
-
-    scope: tuple[int, ...]
-    """Variables, one per dim of ``table``."""
-    table: np.ndarray
+from tap_planner.search.factors import INFINITE, Factor, join, least, num_entries
 
 
 @dataclass(slots=True)
 class _Bucket:
     variable: int
+    size: int
+    """Number of its values."""
     neighbours: tuple[int, ...]
-    joined: np.ndarray
-    """[*neighbours, variable]"""
+    factors: tuple[Factor, ...]
     message: np.ndarray
     """[*neighbours]"""
     parent: int | None = None
     """The bucket that joined the message; None for the table over ``keep``."""
+
+    def row(self, assignment: Mapping[int, int]) -> np.ndarray:
+        """[variable] cost of its values, where the neighbours are assigned."""
+        cells = ([slice(None) if v == self.variable else assignment[v] for v in f.scope] for f in self.factors)
+        parts = (f.table[tuple(cell)] for f, cell in zip(self.factors, cells, strict=True))
+        return sum(parts, start=np.zeros(self.size, dtype=np.int64))
+
+    def joined(self) -> np.ndarray:
+        """[*neighbours, variable] sum of the factors."""
+        scope = (*self.neighbours, self.variable)
+        sizes = {self.variable: self.size}
+        sizes.update((v, length) for f in self.factors for v, length in zip(f.scope, f.table.shape, strict=True))
+        return join(self.factors, scope, sizes)
 
 
 class Elimination:
@@ -74,7 +63,7 @@ class Elimination:
             row: np.ndarray | int = 0
             while number >= 0 and self._buckets[number].variable == variable:
                 bucket = self._buckets[number]
-                row = row + bucket.joined[tuple(assignment[v] for v in bucket.neighbours)]
+                row = row + bucket.row(assignment)
                 number -= 1
             assignment[variable] = int(np.argmin(row))
 
@@ -88,11 +77,11 @@ class Elimination:
         result: dict[int, np.ndarray] = {}
         for position, variable in enumerate(self.keep):
             result[variable] = total.min(axis=tuple(d for d in range(len(self.keep)) if d != position))
-        for bucket, rest in zip(self._buckets, self.outside_messages(outside), strict=True):
-            belief = np.minimum(bucket.joined + rest[..., None], INFINITE)
+        for number, _, belief in self._beliefs(total):
+            variable = self._buckets[number].variable
             costs = belief.min(axis=tuple(range(belief.ndim - 1)))
-            known = result.get(bucket.variable)
-            result[bucket.variable] = costs if known is None else np.maximum(known, costs)
+            known = result.get(variable)
+            result[variable] = costs if known is None else np.maximum(known, costs)
         return result
 
     def _total(self, outside: np.ndarray | None) -> np.ndarray:
@@ -100,7 +89,8 @@ class Elimination:
 
     def outside_messages(self, outside: np.ndarray | None = None) -> list[np.ndarray]:
         """Per bucket [*neighbours]: least cost of everything but what the bucket's message stands for."""
-        return self._around(outside)[0]
+        rests = [rest for _, rest, _ in self._beliefs(self._total(outside))]
+        return rests[::-1]
 
     def inside(self, ceiling: int, outside: np.ndarray | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
         """Per bucket, ``outside_messages`` and the cells of [*neighbours, variable] (row-major) that solutions at or
@@ -110,14 +100,18 @@ class Elimination:
             ceiling: the largest cost that matters.
             outside: [*keep] cost added to each assignment of the kept variables.
         """
-        rests, beliefs = self._around(outside)
-        return [(rest, np.flatnonzero(beliefs[number].reshape(-1) <= ceiling)) for number, rest in enumerate(rests)]
+        found = self._beliefs(self._total(outside))
+        return [(rest, np.flatnonzero(belief.reshape(-1) <= ceiling)) for _, rest, belief in found][::-1]
 
-    def _around(self, outside: np.ndarray | None) -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
-        """Per bucket [*neighbours] what is outside, and [*neighbours, variable] least total cost."""
-        total = self._total(outside)
+    def _beliefs(self, total: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """(its number, [*neighbours] what is outside, [*neighbours, variable] least total cost) of every bucket, the
+        last one first. Only the beliefs that others still need are kept.
+
+        Args:
+            total: [*keep] least total cost.
+        """
+        waiting = Counter(bucket.parent for bucket in self._buckets)
         beliefs: dict[int, np.ndarray] = {}
-        rests: list[np.ndarray] = []
         for number in range(len(self._buckets) - 1, -1, -1):
             bucket = self._buckets[number]
             if bucket.parent is None:
@@ -127,10 +121,15 @@ class Elimination:
                 whole, scope = beliefs[bucket.parent], (*above.neighbours, above.variable)
             reduced = _reduce_to(whole, scope, bucket.neighbours)
             rest = np.where(bucket.message >= INFINITE, INFINITE, reduced - bucket.message)
-            beliefs[number] = np.minimum(bucket.joined + rest[..., None], INFINITE)
-            rests.append(rest)
-        rests.reverse()
-        return rests, beliefs
+            belief = bucket.joined()
+            belief += rest[..., None]
+            np.minimum(belief, INFINITE, out=belief)
+            waiting[bucket.parent] -= 1
+            if bucket.parent is not None and not waiting[bucket.parent]:
+                del beliefs[bucket.parent]
+            if waiting[number]:
+                beliefs[number] = belief
+            yield number, rest, belief
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -144,32 +143,6 @@ def _reduce_to(table: np.ndarray, scope: tuple[int, ...], wanted: tuple[int, ...
     reduced = table.min(axis=missing) if missing else table
     left = [v for v in scope if v in wanted]
     return np.transpose(reduced, [left.index(v) for v in wanted])
-
-
-def join(factors: Sequence[Factor], scope: tuple[int, ...], domains: Mapping[int, int]) -> np.ndarray:
-    """Sum of factors as a table over ``scope``.
-
-    Raises:
-        WidthError: the table would exceed ``MAX_TABLE_ENTRIES``.
-    """
-    shape = tuple(domains[v] for v in scope)
-    size = 1
-    for length in shape:
-        size *= length
-    if size > MAX_TABLE_ENTRIES:
-        raise WidthError(f"a table of {size} entries over {len(scope)} variables", scope)
-    position = {v: d for d, v in enumerate(scope)}
-    total = np.zeros(shape, dtype=np.int64)
-    for factor in factors:
-        places = [position[v] for v in factor.scope]
-        table = factor.table
-        if any(later < earlier for earlier, later in itertools.pairwise(places)):
-            table = table.transpose(sorted(range(len(places)), key=places.__getitem__))
-        expanded = [1] * len(scope)
-        for v, place in zip(factor.scope, places, strict=True):
-            expanded[place] = domains[v]
-        total += table.reshape(expanded)
-    return total
 
 
 def elimination_order(
@@ -249,13 +222,12 @@ def eliminate(
                     del touching[v][number]
         for group in _groups(variable, mine, domains, split_above):
             neighbours = tuple(sorted({v for f in group.values() for v in f.scope} - {variable}))
-            joined = join(list(group.values()), (*neighbours, variable), domains)
-            message = np.minimum(joined.min(axis=-1), INFINITE)
+            message = least(list(group.values()), variable, neighbours, domains)
             for number in group:
                 if number in maker:
                     buckets[maker[number]].parent = len(buckets)
             maker[following] = len(buckets)
-            buckets.append(_Bucket(variable, neighbours, joined, message))
+            buckets.append(_Bucket(variable, domains[variable], neighbours, tuple(group.values()), message))
             made = Factor(neighbours, message)
             loose[following] = made
             for v in neighbours:
@@ -295,7 +267,4 @@ def _groups(
 
 
 def _joined_size(factors: Iterable[Factor], variable: int, domains: Mapping[int, int]) -> int:
-    size = domains[variable]
-    for v in {v for f in factors for v in f.scope} - {variable}:
-        size *= domains[v]
-    return size
+    return num_entries({variable}.union(*(f.scope for f in factors)), domains)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from tap_planner.search.costing import CostedModel
-from tap_planner.search.elimination import WidthError
+from tap_planner.search.factors import WidthError
 from tap_planner.search.memory_only import memory_solver
 from tap_planner.search.minimisation import Minimisation
 from tap_planner.search.solver import Solver

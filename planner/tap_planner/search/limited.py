@@ -20,7 +20,7 @@ import numpy as np
 
 from tap_planner.search.choices import Choices
 from tap_planner.search.configuration import Configuration
-from tap_planner.search.elimination import WidthError
+from tap_planner.search.factors import WidthError
 from tap_planner.search.master import improve, solve_master
 from tap_planner.search.mixing import mix
 from tap_planner.search.proof import Proof, ProofKind

@@ -18,7 +18,8 @@ from tap_planner.search.chain import Chain, min_plus
 from tap_planner.search.choices import Choices
 from tap_planner.search.composition import compose
 from tap_planner.search.counts import Counted, CountModel, RunPoints
-from tap_planner.search.elimination import INFINITE, Elimination, WidthError, eliminate
+from tap_planner.search.elimination import Elimination, eliminate
+from tap_planner.search.factors import INFINITE, WidthError
 from tap_planner.search.minimisation import Minimisation
 from tap_planner.search.model import PartKind
 from tap_planner.search.pareto import ParetoFactor, from_tables, pareto_eliminate, pareto_join

@@ -10,13 +10,8 @@ import numpy as np
 from tap_planner.search.chain import Chain
 from tap_planner.search.choices import Choices
 from tap_planner.search.composition import compose
-from tap_planner.search.elimination import (
-    INFINITE,
-    Elimination,
-    Factor,
-    eliminate,
-    elimination_order,
-)
+from tap_planner.search.elimination import Elimination, eliminate, elimination_order
+from tap_planner.search.factors import INFINITE, Factor
 from tap_planner.search.model import PartKind
 from tap_planner.search.parts import Parts
 from tap_planner.search.pricing import price_choices

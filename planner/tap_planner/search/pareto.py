@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tap_planner.search.elimination import INFINITE, Elimination, WidthError
+from tap_planner.search.elimination import Elimination
+from tap_planner.search.factors import INFINITE, WidthError
 
 MAX_POINTS = 400_000
 """Most pairs that a join may make."""

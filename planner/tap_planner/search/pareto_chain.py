@@ -15,7 +15,8 @@ import numpy as np
 
 from tap_planner.search.chain import Chain, min_plus
 from tap_planner.search.counts import Counted, RunPoints
-from tap_planner.search.elimination import INFINITE, Factor, WidthError, eliminate
+from tap_planner.search.elimination import eliminate
+from tap_planner.search.factors import INFINITE, Factor, WidthError
 from tap_planner.search.pareto import ParetoFactor, drop, join, pareto_eliminate, within
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Weights

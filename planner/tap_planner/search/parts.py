@@ -13,7 +13,7 @@ import numpy as np
 
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.domains import Domains
-from tap_planner.search.elimination import WidthError
+from tap_planner.search.factors import WidthError
 from tap_planner.search.model import PartKind
 from tap_planner.search.patterns import PatternTerm
 from tap_planner.search.sets import SetVariables

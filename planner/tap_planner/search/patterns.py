@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tap_planner.search.configuration import Recompute
-from tap_planner.search.elimination import INFINITE, WidthError
+from tap_planner.search.factors import INFINITE, WidthError
 from tap_planner.search.terms import SCALE, UNREACHABLE, RegionPolicy, Slot, Term
 
 MAX_AGREEING = 4

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from tap_planner.search.choices import Assignment, Choices, Values, fold_assignment
 from tap_planner.search.distance import Distance
-from tap_planner.search.elimination import WidthError
+from tap_planner.search.factors import WidthError
 from tap_planner.search.limited import LimitedSearch
 from tap_planner.search.mixing import mixed
 from tap_planner.search.penalties import ChangeTables, PenalisedModel, PenalisedSolver

@@ -17,7 +17,7 @@ import numpy as np
 from tap_planner.search.configuration import Recompute
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.domains import Domains
-from tap_planner.search.elimination import INFINITE, WidthError
+from tap_planner.search.factors import INFINITE, WidthError
 from tap_planner.search.model import PartKind
 from tap_planner.search.terms import SCALE, RegionPolicy, Slot, Term
 from tap_planner.search.weighting import PartTables

@@ -18,7 +18,7 @@ import numpy as np
 
 from tap_planner.search.choices import Assignment, Choices, fold_assignment
 from tap_planner.search.costing import CostedModel
-from tap_planner.search.elimination import WidthError
+from tap_planner.search.factors import WidthError
 from tap_planner.search.minimisation import Minimisation
 from tap_planner.search.parts import Parts
 from tap_planner.search.pricing import price_choices

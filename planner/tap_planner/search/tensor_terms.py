@@ -8,7 +8,7 @@ import numpy as np
 
 from tap_planner.graph import TensorKind
 from tap_planner.operators import CACHE_OPERAND, TensorType
-from tap_planner.search.elimination import INFINITE
+from tap_planner.search.factors import INFINITE
 from tap_planner.search.places import Places
 from tap_planner.search.space import ModelSpace
 from tap_planner.search.storage import ParameterStorage

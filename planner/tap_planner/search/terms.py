@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tap_planner.search.configuration import Recompute
-from tap_planner.search.elimination import INFINITE
+from tap_planner.search.factors import INFINITE
 
 SCALE = 12
 """Costs in tables are multiples of 1/12 ns and 1/12 byte: a cost shared by 2, 3, 4 or 6 consumers stays whole."""

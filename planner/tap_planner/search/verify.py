@@ -10,8 +10,8 @@ from tap_planner.cluster import Cluster
 from tap_planner.cost import PriceList
 from tap_planner.errors import InfeasibleError
 from tap_planner.search.configuration import Settings
-from tap_planner.search.elimination import WidthError
 from tap_planner.search.enumeration import SearchSpace
+from tap_planner.search.factors import WidthError
 from tap_planner.search.fewer import requests_by_room
 from tap_planner.search.limited import LimitedSearch
 from tap_planner.search.memory_only import memory_solver

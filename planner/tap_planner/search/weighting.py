@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tap_planner.search.choices import Assignment, Choices
-from tap_planner.search.elimination import INFINITE, Factor
+from tap_planner.search.factors import INFINITE, Factor
 from tap_planner.search.terms import SCALE
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tap_planner.search.elimination import INFINITE, WidthError
+from tap_planner.search.factors import INFINITE, WidthError
 from tap_planner.search.terms import SCALE, RegionPolicy, Slot, Term
 
 MAX_DEMANDS = 7
