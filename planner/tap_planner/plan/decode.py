@@ -411,7 +411,7 @@ def _proof(value: Value, unit: str) -> ProofEntry:
         bound_ns=number(f"bound_{unit}") or 0,
         multiplier=multiplier,
         after=after,
-        whole_batch=flag("whole_batch"),
+        graph_of=number("graph_of"),
         solver_ns=number(f"solver_{unit}"),
     )
 

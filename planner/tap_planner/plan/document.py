@@ -291,8 +291,8 @@ class ProofEntry:
     memory, and where sent bytes are the objective."""
     multiplier: tuple[int, int] = (0, 1)
     """Numerator and denominator, in ns (or bytes sent) per byte."""
-    whole_batch: bool = False
-    """Whether the bound comes from the graph of the first microbatch count."""
+    graph_of: int | None = None
+    """The bound comes from the graph of so many microbatches; None: from that of its own."""
     after: tuple[tuple[int, int], ...] = ()
     """Multipliers whose optima have moved the shares before, in order."""
     solver_ns: int | None = None

@@ -400,8 +400,8 @@ def _proof(entry: ProofEntry, unit: str) -> Json:
         json[f"bound_{unit}"] = entry.bound_ns
     if entry.multiplier[0]:
         json["multiplier"] = list(entry.multiplier)
-    if entry.whole_batch:
-        json["whole_batch"] = True
+    if entry.graph_of is not None:
+        json["graph_of"] = entry.graph_of
     if entry.after:
         json["after"] = [list(multiplier) for multiplier in entry.after]
     if entry.solver_ns is not None:

@@ -26,8 +26,8 @@ class CostedModel:
     Args:
         model: variables and terms.
         configuration: what regions may choose from, microbatches, optimizer.
-        repeat: how often the model's graph runs in a step; None: once per microbatch. 1 with the graph of the whole
-            batch gives a lower bound: more microbatches never take less time.
+        repeat: how often the model's graph runs in a step; None: once per microbatch. With the graph of fewer
+            microbatches, as often as there are of those, it is a lower bound: more microbatches never take less time.
     """
 
     def __init__(self, model: Model, configuration: Configuration, repeat: int | None = None) -> None:

@@ -150,7 +150,7 @@ class SearchSpace:
         return self._least[devices]
 
     def costed(
-        self, mesh: int, settings: Settings, room: int | None, microbatches: int, *, whole_batch: bool = False
+        self, mesh: int, settings: Settings, room: int | None, microbatches: int, *, graph_of: int | None = None
     ) -> CostedModel:
         """The model of a configuration.
 
@@ -159,7 +159,8 @@ class SearchSpace:
             settings: what regions may choose from.
             room: highest ZeRO level in runs, for which there is room; None: any, without room (a lower bound).
             microbatches: their number.
-            whole_batch: with the graph of the first microbatch count, and what is paid for each of the microbatches.
+            graph_of: with the graph of so many microbatches (a divisor of theirs), and what is paid for parameters in
+                each of them: a lower bound; None: with their own.
         """
         request = self._request
         configuration = Configuration(
@@ -170,15 +171,15 @@ class SearchSpace:
             training=request.training,
             optimizer_states=request.optimizer_states,
         )
-        model = self.model(mesh, self.counts[0] if whole_batch else microbatches)
-        return CostedModel(model, configuration, repeat=1 if whole_batch else None)
+        model = self.model(mesh, microbatches if graph_of is None else graph_of)
+        return CostedModel(model, configuration, repeat=graph_of)
 
     def solver(
-        self, mesh: int, settings: Settings, room: int | None, microbatches: int, *, whole_batch: bool = False
+        self, mesh: int, settings: Settings, room: int | None, microbatches: int, *, graph_of: int | None = None
     ) -> Solver:
         """A solver of a configuration; see ``costed``."""
-        costed = self.costed(mesh, settings, room, microbatches, whole_batch=whole_batch)
+        costed = self.costed(mesh, settings, room, microbatches, graph_of=graph_of)
         limit = self._request.limit_bytes
-        if not self._request.lean or limit is None or whole_batch:
+        if not self._request.lean or limit is None or graph_of is not None:
             return Solver(costed)
         return lean_solver(costed, limit)

@@ -278,7 +278,7 @@ class LimitedSearch:
         self._evaluate(self._probe[1], exact=True)
         if self._solver.is_lean:
             self._climb()
-        elif self._solver.costed.dearest:
+        else:
             self._cross_exactly()
         self._mix()
 

@@ -43,7 +43,7 @@ class _Candidate:
     """Highest ZeRO level in runs, for which there is room; None: any, without room (a lower bound)."""
     state: LimitedSearch | None = None
     screened: bool = False
-    """Whether the graph of one microbatch (all of the batch) has given its bound."""
+    """Whether the graph of fewer microbatches has given its bound."""
     excluded: bool = False
     """Whether that has shown that nothing fits."""
     last: bool = False
@@ -73,7 +73,8 @@ class _Search:
     def __init__(self, request: SearchRequest) -> None:
         self._request = request
         self._space = SearchSpace(request)
-        self._unlimited: dict[_Setting, Proof] = {}
+        self._unlimited: dict[_Setting, dict[int, Proof]] = {}
+        """By microbatch count, for those whose own graph was looked at, what is proven of its multiples."""
         self._settled: dict[_Setting, set[int]] = {}
         self._queue: list[tuple[int, _Setting, int, int, _Candidate]] = []
         self._order = 0
@@ -87,11 +88,11 @@ class _Search:
         self._settings: dict[_Setting, Settings] = {}
         self._counts = self._space.counts
 
-    def _solver(self, candidate: _Candidate, *, whole_batch: bool = False) -> Solver:
-        """A solver of a candidate; ``whole_batch`` as in ``SearchSpace.costed``."""
+    def _solver(self, candidate: _Candidate, *, graph_of: int | None = None) -> Solver:
+        """A solver of a candidate; ``graph_of`` as in ``SearchSpace.costed``."""
         settings = self._settings[candidate.setting]
         return self._space.solver(
-            candidate.setting[0], settings, candidate.room, candidate.microbatches, whole_batch=whole_batch
+            candidate.setting[0], settings, candidate.room, candidate.microbatches, graph_of=graph_of
         )
 
     # -- best first --------------------------------------------------------------------------------------------
@@ -103,6 +104,7 @@ class _Search:
             bound = self._space.least_ns(mesh)
             for number, choices in enumerate(self._space.settings(mesh)):
                 self._settings[mesh, number] = choices
+                self._unlimited[mesh, number] = {self._counts[0]: UNPROVEN}
                 proof = Proof(kind=ProofKind.SPLIT, bound_ns=bound)
                 self._push(_Candidate((mesh, number), self._counts[0], bound, screened=True, proof=proof))
         total = len(self._queue) * len(self._counts)
@@ -224,6 +226,9 @@ class _Search:
         candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
         if state.proof.bound_ns > candidate.proof.bound_ns or state.proof.kind is ProofKind.INFEASIBLE:
             candidate.proof = state.proof
+        if candidate.room is None:
+            count = candidate.microbatches
+            self._unlimited[candidate.setting][count] = replace(state.unlimited, graph_of=count)
         if state.multiplier and state.best is not None:
             self._multiplier = state.multiplier
         if state.best is not None:
@@ -232,21 +237,24 @@ class _Search:
                 self._best = (candidate, state.best)
 
     def _virtual_bound(self, candidate: _Candidate) -> int | None:
-        """A lower bound from the graph of the whole batch; None where nothing fits.
+        """A lower bound from the graph of fewer microbatches; None where nothing fits.
 
-        With k microbatches the same strategies take at least as long as with one, and keep at least 1/k of the
-        activations; what is paid per microbatch for parameters is known.
+        With k times as many microbatches the same strategies take at least as long, and keep at least 1/k of the
+        activations; what is paid per microbatch for parameters is known. The largest count whose graph was looked at
+        anyway is nearest.
         """
         ceiling = None if self._best is None else self._best[1].ns
-        solver = self._solver(candidate, whole_batch=True)
-        virtual = LimitedSearch(solver, self._request.limit_bytes, candidate.microbatches)
+        count = candidate.microbatches
+        graph_of = max(known for known in self._unlimited[candidate.setting] if count % known == 0)
+        solver = self._solver(candidate, graph_of=graph_of)
+        virtual = LimitedSearch(solver, self._request.limit_bytes, count // graph_of)
         hint = self._hints_of_bounds.get(candidate.setting, self._multiplier)
         bound = virtual.virtual_bound_ns(hint, ceiling)
         if virtual.multiplier:
             self._hints_of_bounds[candidate.setting] = virtual.multiplier
         candidate.last = virtual.parameters_too_large
         if virtual.proof.bound_ns > candidate.proof.bound_ns or virtual.proof.kind is ProofKind.INFEASIBLE:
-            candidate.proof = replace(virtual.proof, whole_batch=True)
+            candidate.proof = replace(virtual.proof, graph_of=graph_of)
         return bound
 
     def _follow(self, candidate: _Candidate, state: LimitedSearch) -> None:
@@ -271,10 +279,8 @@ class _Search:
         for count in self._counts:
             wanted = count > candidate.microbatches and not any(count % k == 0 for k in settled)
             if wanted and self._space.is_allowed(candidate.setting[0], count):
-                proof = self._unlimited.setdefault(candidate.setting, UNPROVEN)
-                if candidate.state is not None and candidate.microbatches == self._counts[0]:
-                    proof = replace(candidate.state.unlimited, whole_batch=True)
-                    self._unlimited[candidate.setting] = proof
+                known = self._unlimited[candidate.setting].items()
+                proof = max((proof for k, proof in known if count % k == 0), key=lambda proof: proof.bound_ns)
                 self._push(_Candidate(candidate.setting, count, proof.bound_ns, proof=proof))
                 return
 

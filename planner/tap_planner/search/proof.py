@@ -31,8 +31,8 @@ class Proof:
     """Nothing that fits is faster."""
     multiplier: Fraction = Fraction(0)
     """In ns per byte."""
-    whole_batch: bool = False
-    """With the graph of the first microbatch count, of which more microbatches are never faster."""
+    graph_of: int | None = None
+    """With the graph of so many microbatches, of which multiples are never faster; None: with the graph of its own."""
     after: tuple[Fraction, ...] = ()
     """Multipliers whose optima have moved the shares before, in order."""
 

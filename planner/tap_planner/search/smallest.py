@@ -220,7 +220,7 @@ class _Search:
             candidate.stage = 1  # its own graph is that of the whole batch
         if candidate.stage == 0:
             found = self._whole(candidate).minimise(Weights(0, 1, count))
-            self._prove(candidate, ProofKind.RELAXED, found, whole_batch=True)
+            self._prove(candidate, ProofKind.RELAXED, found, graph_of=candidate.space.counts[0])
         else:
             if candidate.stage == 1 and others:
                 self._push(replace(candidate, counts=others, stage=0))
@@ -236,19 +236,19 @@ class _Search:
     def _whole(self, candidate: _Candidate) -> Solver:
         """Of the whole batch: but for times it is the same for all counts."""
         if candidate.whole is None:
-            candidate.whole = self._solver(candidate, candidate.counts[0], whole_batch=True)
+            candidate.whole = self._solver(candidate, candidate.counts[0], graph_of=candidate.space.counts[0])
         return candidate.whole
 
-    def _solver(self, candidate: _Candidate, count: int, *, whole_batch: bool = False) -> Solver:
+    def _solver(self, candidate: _Candidate, count: int, *, graph_of: int | None = None) -> Solver:
         costed = candidate.space.costed(
-            candidate.mesh, candidate.settings, candidate.room, count, whole_batch=whole_batch
+            candidate.mesh, candidate.settings, candidate.room, count, graph_of=graph_of
         )
         return memory_solver(costed)
 
-    def _prove(self, candidate: _Candidate, kind: ProofKind, found: Outcome, *, whole_batch: bool = False) -> None:
+    def _prove(self, candidate: _Candidate, kind: ProofKind, found: Outcome, *, graph_of: int | None = None) -> None:
         bound = -(-found.bound // SCALE)
         if bound > candidate.proof.bound_ns or candidate.proof is UNPROVEN:
-            candidate.proof = Proof(kind=kind, bound_ns=bound, whole_batch=whole_batch)
+            candidate.proof = Proof(kind=kind, bound_ns=bound, graph_of=graph_of)
 
     def _take(self, candidate: _Candidate, found: Outcome) -> None:
         limit = candidate.request.limit_bytes

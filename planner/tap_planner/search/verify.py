@@ -167,6 +167,8 @@ class _Checking:
             return "has a microbatch count that is not in the space"
         if leaf.room is not None and leaf.room not in settings.levels:
             return f"has room for ZeRO {leaf.room}, which is not in the space"
+        if not self._has_graph(proof.graph_of, leaf.microbatches):
+            return f"is bounded by the graph of {proof.graph_of} microbatches, which says nothing of it"
         if proof.multiplier and self._limit is None:
             return "has a multiplier, but there is no memory limit"
         if leaf.and_more and not self._parameters_too_large(leaf, settings):
@@ -183,34 +185,36 @@ class _Checking:
             return f"claims a solver's bound of {leaf.solver_ns} {self._unit}, which the solver does not give again"
         return None
 
+    def _has_graph(self, graph_of: int | None, count: int) -> bool:
+        return graph_of is None or (graph_of in self._space.counts and count % graph_of == 0)
+
     def _bounded(self, leaf: Leaf, settings: Settings) -> bool:
         proof, mesh = leaf.proof, self._mesh[leaf.mesh]
         if proof.kind is ProofKind.SPLIT or not proof.bound_ns:
             return self._space.least_ns(mesh) >= proof.bound_ns
         return any(
-            self._bound(leaf, settings, room, count, whole) >= proof.bound_ns
-            for room, count, whole in self._views(leaf)
+            self._bound(leaf, settings, room, count, graph_of) >= proof.bound_ns
+            for room, count, graph_of in self._views(leaf)
         )
 
-    def _views(self, leaf: Leaf) -> Iterator[tuple[int | None, int, bool]]:
-        """(room, microbatches, whole batch) of what bounds a leaf; the cheapest to take and the likeliest first."""
-        first = self._space.counts[0]
+    def _views(self, leaf: Leaf) -> Iterator[tuple[int | None, int, int | None]]:
+        """(room, microbatches, graph of) of what bounds a leaf; the cheapest to take and the likeliest first."""
         rooms = (leaf.room,) if leaf.room is None else (leaf.room, None)
         for room in reversed(rooms):  # without room it is a bound as well, and the leaf may have it from there
-            if leaf.proof.whole_batch and not leaf.proof.multiplier:
-                yield room, first, False
-            yield room, leaf.microbatches, leaf.proof.whole_batch
+            if leaf.proof.graph_of is not None and not leaf.proof.multiplier:
+                yield room, leaf.proof.graph_of, None
+            yield room, leaf.microbatches, leaf.proof.graph_of
 
-    def _solver(self, leaf: Leaf, settings: Settings, room: int | None, count: int, whole: bool) -> Solver:
-        return self._space.solver(self._mesh[leaf.mesh], settings, room, count, whole_batch=whole)
+    def _solver(self, leaf: Leaf, settings: Settings, room: int | None, count: int, graph_of: int | None) -> Solver:
+        return self._space.solver(self._mesh[leaf.mesh], settings, room, count, graph_of=graph_of)
 
-    def _bound(self, leaf: Leaf, settings: Settings, room: int | None, count: int, whole: bool) -> int:
+    def _bound(self, leaf: Leaf, settings: Settings, room: int | None, count: int, graph_of: int | None) -> int:
         """The Lagrangian bound, in ns, computed from nothing but the multiplier."""
         proof = leaf.proof
-        key = (leaf.mesh, leaf.setting, room, count, whole, proof.multiplier, proof.kind, proof.after)
+        key = (leaf.mesh, leaf.setting, room, count, graph_of, proof.multiplier, proof.kind, proof.after)
         if key not in self._bounds:
-            weights = _weights(proof.multiplier, count if whole else 1)
-            solver = self._solver(leaf, settings, room, count, whole)
+            weights = _weights(proof.multiplier, _divisor(count, graph_of))
+            solver = self._solver(leaf, settings, room, count, graph_of)
             exact = proof.kind is ProofKind.TIGHTENED
             for multiplier in proof.after if exact else ():
                 solver.optimum(_weights(multiplier, 1))
@@ -224,7 +228,7 @@ class _Checking:
             return False
         return (
             self._space.costed(
-                self._mesh[leaf.mesh], settings, leaf.room, leaf.microbatches, whole_batch=leaf.proof.whole_batch
+                self._mesh[leaf.mesh], settings, leaf.room, leaf.microbatches, graph_of=leaf.proof.graph_of
             ).least_own_bytes()
             > self._limit
         )
@@ -234,13 +238,13 @@ class _Checking:
             return False
         if self._parameters_too_large(leaf, settings):
             return True
-        whole = leaf.proof.whole_batch
+        graph_of = leaf.proof.graph_of
         rooms = (None,) if leaf.room is None else (leaf.room, None)
         for room in rooms:
-            solver = self._solver(leaf, settings, room, leaf.microbatches, whole)
+            solver = self._solver(leaf, settings, room, leaf.microbatches, graph_of)
             if solver.is_empty:
                 return True
-            least = solver.minimise(Weights(0, 1, leaf.microbatches if whole else 1))
+            least = solver.minimise(Weights(0, 1, _divisor(leaf.microbatches, graph_of)))
             if -(-least.bound // SCALE) > self._limit:
                 return True
         return False
@@ -248,7 +252,7 @@ class _Checking:
     def _solved(self, leaf: Leaf, settings: Settings) -> bool:
         """Whether the search of the leaf, run to its end, proves the solver's bound again."""
         for room in (leaf.room,) if leaf.room is None else (leaf.room, None):
-            state = LimitedSearch(self._solver(leaf, settings, room, leaf.microbatches, False), self._limit)
+            state = LimitedSearch(self._solver(leaf, settings, room, leaf.microbatches, None), self._limit)
             try:
                 while not state.finished and state.bound_ns < leaf.solver_ns:
                     state.advance(leaf.proof.multiplier, leaf.solver_ns)
@@ -268,6 +272,8 @@ class _CheckingMemory(_Checking):
             return "has a microbatch count that is not in the space"
         if leaf.room is not None and leaf.room not in settings.levels:
             return f"has room for ZeRO {leaf.room}, which is not in the space"
+        if not self._has_graph(proof.graph_of, leaf.microbatches):
+            return f"is bounded by the graph of {proof.graph_of} microbatches, which says nothing of it"
         if proof.multiplier or leaf.and_more or leaf.and_multiples or leaf.solver_ns != proof.bound_ns:
             return "claims more than a bound of memory"
         if proof.kind is ProofKind.INFEASIBLE:
@@ -281,11 +287,11 @@ class _CheckingMemory(_Checking):
 
     def _least(self, leaf: Leaf, settings: Settings, *, exact: bool) -> int:
         """The bound, in bytes, computed anew."""
-        count, whole = leaf.microbatches, leaf.proof.whole_batch
-        key = (leaf.mesh, leaf.setting, leaf.room, count, whole, exact)
+        count, graph_of = leaf.microbatches, leaf.proof.graph_of
+        key = (leaf.mesh, leaf.setting, leaf.room, count, graph_of, exact)
         if key not in self._bounds:
-            mesh, weights = self._mesh[leaf.mesh], Weights(0, 1, count if whole else 1)
-            solver = memory_solver(self._space.costed(mesh, settings, leaf.room, count, whole_batch=whole))
+            mesh, weights = self._mesh[leaf.mesh], Weights(0, 1, _divisor(count, graph_of))
+            solver = memory_solver(self._space.costed(mesh, settings, leaf.room, count, graph_of=graph_of))
             found = solver.optimum(weights) if exact else solver.minimise(weights)
             self._bounds[key] = -(-found.bound // SCALE)
         return self._bounds[key]
@@ -295,6 +301,11 @@ def _covers(leaf: Leaf, count: int) -> bool:
     if leaf.microbatches == count or (leaf.and_more and leaf.microbatches < count):
         return True
     return leaf.and_multiples and count % leaf.microbatches == 0
+
+
+def _divisor(count: int, graph_of: int | None) -> int:
+    """Of activations, where the graph of fewer microbatches stands for that of ``count``."""
+    return 1 if graph_of is None else count // graph_of
 
 
 def _weights(multiplier: Fraction, divisor: int) -> Weights:
