@@ -64,12 +64,16 @@ class LimitedSearch:
         solver: the configuration.
         limit_bytes: memory limit per device; None for none.
         divisor: activations count 1/divisor; above 1 only bounds are found, no solutions.
+        gap: a bound this near the best solution known need come no nearer.
     """
 
-    def __init__(self, solver: Solver, limit_bytes: int | None, divisor: int = 1) -> None:
+    def __init__(
+        self, solver: Solver, limit_bytes: int | None, divisor: int = 1, *, gap: Fraction = Fraction(0)
+    ) -> None:
         self._solver = solver
         self._limit = limit_bytes
         self._divisor = divisor
+        self._gap = gap
         self._stage = 0
         self.bound_ns = 0
         """No solution that fits is faster."""
@@ -123,7 +127,7 @@ class LimitedSearch:
     @property
     def only_master_left(self) -> bool:
         """Whether all stages but the last have run."""
-        return self._stage >= 5
+        return self._stage >= 4
 
     @property
     def is_unlimited_optimum(self) -> bool:
@@ -142,7 +146,7 @@ class LimitedSearch:
             multiplier: one that served another configuration; 0 for none.
             ceiling_ns: only faster solutions matter.
         """
-        stages = (self._relax, self._screen, self._cross, self._tighten, self._improve, self._close)
+        stages = (self._relax, self._screen, self._cross, self._tighten, self._close)
         stage = stages[self._stage]
         self._stage += 1
         self._ceiling = ceiling_ns
@@ -281,6 +285,8 @@ class LimitedSearch:
         else:
             self._cross_exactly()
         self._mix()
+        if self._ceiling is None or self.bound_ns < self._ceiling * (1 - self._gap):
+            self._improve()
 
     def _climb(self) -> None:
         """Raise the multiplier while that raises the bound: where the limit is the least memory that there is the bound
@@ -311,7 +317,7 @@ class LimitedSearch:
         tried = {last}
         for _ in range(MAX_EXACT_CROSSINGS):
             found = self._highest_crossing()
-            if found is None or self.bound_ns >= found[0] - found[0] // LEAST_RISE:
+            if self._hopeless() or found is None or self.bound_ns >= found[0] - found[0] // LEAST_RISE:
                 break
             weight = self._rounded(found[1])
             if weight in tried:
@@ -354,9 +360,12 @@ class LimitedSearch:
             ns, num_bytes = self._solver.price(found)
             self._take(Outcome(bound=0, choices=found, ns=ns, num_bytes=num_bytes))
 
-    def _known_ceiling(self) -> int:
+    def _best_known(self) -> int | None:
         known = [ns for ns in (self.best.ns if self.best else None, self._ceiling) if ns is not None]
-        return min(known) if known else 2 * self.bound_ns
+        return min(known, default=None)
+
+    def _known_ceiling(self) -> int:
+        return self._best_known() or 2 * self.bound_ns
 
     def _close(self) -> None:
         """Let the master close the gap between the bound and what is known."""
@@ -433,8 +442,9 @@ class LimitedSearch:
         return len(known) == 2 and found.weighted(weights) >= min(known) and least - found.bound < least // LOOSE
 
     def _hopeless(self) -> bool:
-        """Whether nothing can come under the ceiling any more."""
-        return self._ceiling is not None and self.bound_ns >= self._ceiling
+        """Whether nothing can come under the best solution known by more than the gap."""
+        known = self._best_known()
+        return known is not None and self.bound_ns >= known * (1 - self._gap)
 
 
 def least_memory(solver: Solver) -> tuple[int, int]:

@@ -220,7 +220,9 @@ class _Search:
             return
         if candidate.state is None:
             self._solved.add((candidate.setting, candidate.microbatches))
-            candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes)
+            candidate.state = LimitedSearch(
+                self._solver(candidate), self._request.limit_bytes, gap=self._request.gap
+            )
         state = candidate.state
         state.advance(self._multiplier, None if self._best is None else self._best[1].ns)
         candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
@@ -247,7 +249,7 @@ class _Search:
         count = candidate.microbatches
         graph_of = max(known for known in self._unlimited[candidate.setting] if count % known == 0)
         solver = self._solver(candidate, graph_of=graph_of)
-        virtual = LimitedSearch(solver, self._request.limit_bytes, count // graph_of)
+        virtual = LimitedSearch(solver, self._request.limit_bytes, count // graph_of, gap=self._request.gap)
         hint = self._hints_of_bounds.get(candidate.setting, self._multiplier)
         bound = virtual.virtual_bound_ns(hint, ceiling)
         if virtual.multiplier:
