@@ -64,6 +64,8 @@ class Parts:
         """By tensor, the set variable that stands for its consumers inside a part."""
         self._set_sizes: dict[int, int] = {}
         self._tables: dict[_TableKey, PartTables] = {}
+        self._fixed: dict[_TableKey, PartTables] = {}
+        """What does not depend on how terms are shared out."""
         self._orders: dict[_TableKey, tuple[int, ...] | None] = {}
         """Elimination orders of tables that were dropped: the structure of the new ones is mostly the same, though with
         other shares a setting may no longer matter."""
@@ -144,11 +146,11 @@ class Parts:
 
     def _make_tables(self, kind: PartKind, number: int, exact: bool) -> PartTables:
         part = self.model.part(kind, number)
-        tables = PartTables()
-        for variable in part.variables:
-            self._add_own(tables, variable, kind, exact)
-        for scope, ns, num_bytes in self._term_tables(kind, number, exact):
-            tables.add(scope, ns if self.costed.repeat == 1 else ns * self.costed.repeat, num_bytes)
+        key = (kind, number, exact)
+        if key not in self._fixed:
+            self._fixed[key] = self._make_fixed_tables(kind, number, exact)
+        tables = self._fixed[key].copy()
+        self._add_terms(tables, self._term_tables(kind, number, exact, shared_out=True))
         if exact:
             self.sets.add_tables(tables, kind, number)
         if kind is not PartKind.OUTER:
@@ -158,6 +160,17 @@ class Parts:
         variables = dict.fromkeys((*part.variables, *self._bordering(kind, number), *scopes, *tables.keep))
         tables.domains = {variable: self.size(variable) for variable in variables}
         return tables
+
+    def _make_fixed_tables(self, kind: PartKind, number: int, exact: bool) -> PartTables:
+        tables = PartTables()
+        for variable in self.model.part(kind, number).variables:
+            self._add_own(tables, variable, kind, exact)
+        self._add_terms(tables, self._term_tables(kind, number, exact, shared_out=False))
+        return tables
+
+    def _add_terms(self, tables: PartTables, terms: Sequence[_Table]) -> None:
+        for scope, ns, num_bytes in terms:
+            tables.add(scope, ns if self.costed.repeat == 1 else ns * self.costed.repeat, num_bytes)
 
     def _bordering(self, kind: PartKind, number: int) -> tuple[int, ...]:
         """Variables on the border of a part, which count even if no table has them."""
@@ -197,22 +210,35 @@ class Parts:
 
     # -- terms -------------------------------------------------------------------------------------------------
 
-    def _term_tables(self, kind: PartKind, number: int, exact: bool) -> list[_Table]:
-        """Tables of the terms of a part, for one run of the graph; common ones are made once for all configurations."""
-        if exact or self._restricted or self._shares is not NO_SHARES:
-            return self._make_term_tables(kind, number, exact)
-        key = (kind, number, self.costed.recomputes)
+    def _term_tables(self, kind: PartKind, number: int, exact: bool, *, shared_out: bool) -> list[_Table]:
+        """Tables of the terms of a part, for one run of the graph; common ones are made once for all configurations.
+
+        Args:
+            kind: which part.
+            number: the run of a link.
+            exact: as in ``tables``.
+            shared_out: those of terms that are shared out, or the others.
+        """
+        make = self._make_shared_tables if shared_out else self._make_term_tables
+        if exact or self._restricted or (shared_out and self._shares is not NO_SHARES):
+            return make(kind, number, exact)
+        key = (kind, number, self.costed.recomputes, shared_out)
         if key not in self.model.tables:
-            self.model.tables[key] = self._make_term_tables(kind, number, exact)
+            self.model.tables[key] = make(kind, number, exact)
         return cast("list[_Table]", self.model.tables[key])
 
     def _make_term_tables(self, kind: PartKind, number: int, exact: bool) -> list[_Table]:
         tables: list[_Table] = []
         for term in self.model.part(kind, number).terms:
+            if exact or not is_shared_out(term):
+                self._add_term(tables, term, kind, number, exact)
+        return tables
+
+    def _make_shared_tables(self, kind: PartKind, number: int, exact: bool) -> list[_Table]:
+        tables: list[_Table] = []
+        for term in self.model.part(kind, number).terms:
             if is_shared_out(term) and not exact:
                 self._share_out(tables, term, kind, number)
-            else:
-                self._add_term(tables, term, kind, number, exact)
         self._add_shared_terms(tables, kind, number, self.sets.left_out if exact else self.model.shared_terms)
         return tables
 

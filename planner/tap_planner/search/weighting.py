@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -70,6 +70,18 @@ class PartTables:
     """Variables that the part has in common with the rest."""
     order: tuple[int, ...] | None = None
     """Elimination order, once it is known."""
+
+    def copy(self) -> PartTables:
+        """The same tables, to which others can be added."""
+        return replace(
+            self,
+            scopes=self.scopes.copy(),
+            ns=self.ns.copy(),
+            num_bytes=self.num_bytes.copy(),
+            activations=self.activations.copy(),
+            forbidden=self.forbidden.copy(),
+            options=self.options.copy(),
+        )
 
     def add(self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray, *, activation: bool = True) -> None:
         """Add a table. Variables of one value say nothing and are left out.
