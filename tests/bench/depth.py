@@ -3,7 +3,9 @@
 Training as in the standard instance (128 nodes of 8, ``dp=128,tp=8``, batch 1536, sequence 2048, AdamW, bf16); the
 search chooses ZeRO, recomputation and microbatches and proves the optimum (gap 0). Three limits: none, the device's
 memory, and one that binds at every depth (halfway between the least memory that any plan needs and that of the plan
-without a limit). Times are of the search alone: tables, elimination, master; the graphs are bound beforehand.
+without a limit). Times are of the search alone: tables, elimination, master. The graphs are bound and folded beforehand,
+and what is asked about a graph whatever the mesh (readers, places, batch, blocks) is found out; ``graph_s`` is what the
+latter takes, once for each microbatch count: like import it grows with the model.
 
     python -m tests.bench.depth --json build/depth.json [--layers 12 24 48 96 192 1000] [--runs 5] [--markdown]
         [--svg docs/search-depth.svg] [--from-json build/depth.json]
@@ -37,8 +39,8 @@ RUNS = 5
 LIMITS = ("none", "device", "binding")
 
 
-def prepare(data: Path, layers: int) -> SearchRequest:
-    """The request without a limit, its graph bound and folded."""
+def prepare(data: Path, layers: int) -> tuple[SearchRequest, float]:
+    """The request without a limit, its graphs bound and folded; and the seconds that facts about one graph take."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(resized(data / "hm_gpt3_175b.onnx", layers).SerializeToString())
@@ -51,9 +53,16 @@ def prepare(data: Path, layers: int) -> SearchRequest:
             max_memory_bytes="none",
         )
         prepared = api.prepare_search(PlanRequest(model=path, cluster=str(STANDARD["cluster"]), options=options))
+        seconds: list[float] = []
+        graphs = prepared.request.graphs
         for microbatches in (1, 2, 4, 8, 12, 16, 32, 64, 128):
-            prepared.request.folded(microbatches)  # binding is no part of the search
-    return prepared.request
+            graphs.folded(microbatches)  # binding is no part of the search
+            started = time.perf_counter()
+            graphs.index(microbatches)
+            graphs.batch(microbatches)
+            graphs.hints(microbatches)
+            seconds.append(time.perf_counter() - started)
+    return prepared.request, statistics.median(seconds)
 
 
 def least_memory(request: SearchRequest) -> int:
@@ -78,8 +87,12 @@ def timed(request: SearchRequest, runs: int) -> tuple[float, SearchResult]:
 
 def measure(data: Path, layers: int, runs: int) -> dict[str, object]:
     """One row: the search of one depth under each limit."""
-    request = prepare(data, layers)
-    row: dict[str, object] = {"layers": layers, "operators": len(request.folded(1).graph.operators)}
+    request, graph_s = prepare(data, layers)
+    row: dict[str, object] = {
+        "layers": layers,
+        "operators": len(request.folded(1).graph.operators),
+        "graph_s": round(graph_s, 3),
+    }
     free_s, free = timed(request, runs)
     halfway = (least_memory(request) + free.memory_bytes) // 2
     limits = {"device": request.cluster.usable_memory_bytes, "binding": halfway}

@@ -146,7 +146,7 @@ class FreeSpace:
 
     def _group(self, parameter: str) -> int:
         space = self.model.space
-        readers = [index for name in space.parameter_reads[parameter] for index, _ in space.consumers[name]]
+        readers = [index for name in space.index.parameter_reads[parameter] for index, _ in space.index.consumers[name]]
         variable = self.model.shared_parameters.get(parameter, readers[0])
         group = self.model.zero_group(variable)
         regions = {int(self.model.region_of[index]) for index in readers}

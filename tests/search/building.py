@@ -29,6 +29,7 @@ from tap_planner.search import (
     search,
 )
 from tap_planner.search.configuration import zero_settings
+from tap_planner.search.graph_index import GraphIndex
 from tap_planner.sharding import block_hints
 
 MESHES = {
@@ -59,7 +60,7 @@ def make_model(
     """The model of a graph on a mesh; ``folded`` False leaves every repeat by itself."""
     cluster = cluster_of(shape)
     return build_model(
-        fold(graph) if folded else FoldedGraph(graph=graph, runs=()),
+        GraphIndex(fold(graph) if folded else FoldedGraph(graph=graph, runs=())),
         cluster,
         parse_mesh(MESHES[shape][1], cluster),
         precision,
@@ -164,7 +165,7 @@ def storable_states(model: Model) -> dict[int, list[int]]:
     for name, variable in model.shared_parameters.items():
         states = model.states(model.parameter_of(model.class_of_variable(variable)))
         result[variable] = list(range(len(states)))
-        for read in model.space.parameter_reads[name]:
+        for read in model.space.index.parameter_reads[name]:
             table = model.space.table(model.graph.tensors[read].type)
             result[variable] = [
                 number

@@ -22,6 +22,7 @@ from tap_planner.search import (
     build_model,
     search,
 )
+from tap_planner.search.graph_index import GraphIndex
 from tap_planner.sharding import block_hints
 
 DATA = Path(__file__).parents[1] / "data"
@@ -91,7 +92,7 @@ def test_more_microbatches_never_take_less_time(model: str) -> None:
         folded = request.folded(microbatches)
         strategy_filter = StrategyFilter()
         hints = dict(block_hints(folded.graph))
-        built = build_model(folded, request.cluster, request.meshes[0], "bf16", strategy_filter, hints)
+        built = build_model(GraphIndex(folded), request.cluster, request.meshes[0], "bf16", strategy_filter, hints)
         settings = Settings(recomputes=(Recompute.NONE,), zeros=(ZeroSetting(level=2, axes=None),), whole_level=2)
         configuration = Configuration(
             settings=settings, microbatches=microbatches, optimizer="adamw", precision="bf16", training=True

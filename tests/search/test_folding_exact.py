@@ -30,7 +30,7 @@ def graph_of(kind: str, layers: int) -> Graph:
 def unfolded_model(graph: Graph, shape: tuple[int, ...], folded: Model) -> Model:
     """A model whose operators are all variables of their own, in the regions of a folded one."""
     space = make_model(graph, shape, folded=False).space
-    places = Places(space)
+    places = Places(space.folded)
     places.region_of = folded.places.region_of
     places.run_regions = folded.places.run_regions
     return Model(space, places)

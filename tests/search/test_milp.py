@@ -139,7 +139,7 @@ class StrategyProgram:
         (self.zero,) = (zero.level for zero in costed.configuration.settings.zeros)
         self.chosen = [self._operator(index, *own_costs(costed, index)) for index in range(model.num_operators)]
         outputs = [name for operator in self.graph.operators for name in operator.outputs]
-        for name in dict.fromkeys((*outputs, *model.space.consumers)):
+        for name in dict.fromkeys((*outputs, *model.space.index.consumers)):
             if self.graph.tensors[name].kind in (TensorKind.ACTIVATION, TensorKind.INPUT):
                 self._tensor(name)
 
@@ -170,7 +170,7 @@ class StrategyProgram:
         space, tensor = self.model.space, self.graph.tensors[name]
         table = space.table(tensor.type)
         producer = self.model.producer_of(name)
-        uses = [self._use(index, operand, tensor) for index, operand in space.consumers.get(name, ())]
+        uses = [self._use(index, operand, tensor) for index, operand in space.index.consumers.get(name, ())]
         held: dict[int, list[Terms]] = {}
         sources: dict[Key, list[int]] = {}
         if producer is not None:

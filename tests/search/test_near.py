@@ -30,6 +30,7 @@ from tap_planner.search.changes import OldPlan
 from tap_planner.search.choices import fold_assignment
 from tap_planner.search.configuration import Configuration
 from tap_planner.search.distance import Distance, WidenedModel
+from tap_planner.search.graph_index import GraphIndex
 from tap_planner.search.penalties import ChangeTables, PenalisedModel
 from tap_planner.search.pricing import price_choices
 from tap_planner.sharding import block_hints
@@ -173,7 +174,7 @@ def test_changes_cost_the_penalty(seed: int) -> None:
     prepared = api.prepare_search(request).request
     folded, mesh = prepared.folded(1), parse_mesh("dp=2,tp=2", load_cluster(request.cluster))
     hints = dict(block_hints(folded.graph))
-    model = build_model(folded, prepared.cluster, mesh, "fp32", StrategyFilter(), hints)
+    model = build_model(GraphIndex(folded), prepared.cluster, mesh, "fp32", StrategyFilter(), hints)
     settings = Settings(
         recomputes=(Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL),
         zeros=zero_settings((0, 1, 2, 3), 2, hybrid=True),

@@ -10,7 +10,7 @@ from tap_planner.cluster import load_cluster
 from tap_planner.graph import BindOptions, Graph, bind, load_model
 from tap_planner.plan import AxisDecision
 from tap_planner.search import find_obstacles
-from tap_planner.search.capacity import parameter_demand, tensor_demand, uncountable
+from tap_planner.search.capacity import parameter_demand, sizes_of, tensor_demand, uncountable
 from tests.graph.models import DATA
 
 CASES = DATA / "cases"
@@ -42,18 +42,18 @@ def test_demands_are_exact() -> None:
     """2^62 rows of 4 elements in 2 bytes each over 4 devices; 2^66 elements of a weight likewise."""
     cluster = load_cluster("1x4:a100-sxm4-80gb")
     rows = bound("huge_sizes_small_file/dim_2_62.onnx")
-    assert tensor_demand(rows, cluster, "bf16", 1).num_bytes == 2**62 * 4 * 2 // 4
-    assert tensor_demand(rows, cluster, "bf16", 128).num_bytes == 2**62 * 4 * 2 // 4 // 128
+    assert tensor_demand(sizes_of(rows), cluster, "bf16", 1).num_bytes == 2**62 * 4 * 2 // 4
+    assert tensor_demand(sizes_of(rows), cluster, "bf16", 128).num_bytes == 2**62 * 4 * 2 // 4 // 128
     weight = bound("huge_sizes_small_file/weight_2_66.onnx")
     assert parameter_demand(weight, cluster, "fp32").num_bytes == 2**66
-    assert tensor_demand(weight, cluster, "fp32", 1).num_bytes == 2**33 * 4 // 4
+    assert tensor_demand(sizes_of(weight), cluster, "fp32", 1).num_bytes == 2**33 * 4 // 4
 
 
 @pytest.mark.parametrize(("name", "what"), [("dim_2_62", "bytes"), ("weight_2_66", "bytes")])
 def test_what_tables_cannot_count(name: str, what: str) -> None:
     """Sizes beyond 64 bits are found; those of the largest real models are not."""
     cluster = load_cluster("1x4:a100-sxm4-80gb")
-    found = uncountable(bound(f"huge_sizes_small_file/{name}.onnx"), cluster, "bf16")
+    found = uncountable(sizes_of(bound(f"huge_sizes_small_file/{name}.onnx")), cluster, "bf16")
     assert found is not None and found.what == what and found.value > found.most
 
 
@@ -61,7 +61,7 @@ def test_large_models_are_countable() -> None:
     """GPT-3 175B with a batch of 1536 can be counted on 128x8 devices, and on one."""
     graph = bind(load_model(DATA / "hm_gpt3_175b.onnx"), BindOptions(batch=1536, dims={"seq": 2048}, training=True))
     for cluster in ("128x8:a100-sxm4-80gb", "1x1:a100-sxm4-80gb"):
-        assert uncountable(graph, load_cluster(cluster), "bf16") is None
+        assert uncountable(sizes_of(graph), load_cluster(cluster), "bf16") is None
 
 
 def test_slow_devices_are_counted_in_time() -> None:
@@ -69,6 +69,6 @@ def test_slow_devices_are_counted_in_time() -> None:
     cluster = load_cluster("1x1:a100-sxm4-80gb")
     slow = replace(cluster, device=replace(cluster.device, peak_flops={"bfloat16": 1}))
     graph = bound("cross_node_group_bandwidth/model.onnx", batch=16)
-    found = uncountable(graph, slow, "bf16")
+    found = uncountable(sizes_of(graph), slow, "bf16")
     assert found is not None and found.what == "ns"
-    assert uncountable(graph, cluster, "bf16") is None
+    assert uncountable(sizes_of(graph), cluster, "bf16") is None

@@ -162,7 +162,7 @@ class _Assembly:
         """What ZeRO does with a parameter."""
         variable = self._model.shared_parameters.get(parameter)
         if variable is None:
-            variable = self._space.consumers[self._space.parameter_reads[parameter][0]][0][0]
+            variable = self._space.index.consumers[self._space.index.parameter_reads[parameter][0]][0][0]
         mask = sum(1 << axis for axis in state.data_axes)
         group = self._model.zero_group(variable)
         return self._configuration.settings.zeros[self._assignment.zero.get((group, mask), 0)]
@@ -221,7 +221,7 @@ class _Assembly:
             source, wanted = (read_placements(tensor.read, p) for p in (state.placement, state.gradient))
             assert source is not None and wanted is not None
             return source, wanted
-        cache = self._space.caches.get(name)
+        cache = self._space.index.caches.get(name)
         if cache is not None:
             stored = self._strategies[cache].inputs[CACHE_OPERAND]
             assert stored is not None

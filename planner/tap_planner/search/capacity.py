@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tap_planner.cluster import Cluster
@@ -36,6 +36,31 @@ class Demand:
     """What needs it, as the subject of a sentence in the singular."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What a graph holds, by kind."""
+
+    signatures: Mapping[OperatorSignature, int]
+    """How many operators are alike."""
+    parameters: Mapping[TensorType, int]
+    """How many parameters are alike."""
+    largest: Mapping[str, tuple[str, TensorType]]
+    """By element type, the largest tensor that exists as a whole, and its type; parameters are none of them."""
+
+
+def sizes_of(graph: Graph) -> Sizes:
+    """Count what a graph holds."""
+    largest: dict[str, tuple[str, TensorType]] = {}
+    for name, tensor in _held(graph):
+        if tensor.dtype not in largest or tensor.num_elements > largest[tensor.dtype][1].num_elements:
+            largest[tensor.dtype] = (name, tensor)
+    return Sizes(
+        signatures=Counter(operator.signature for operator in graph.operators),
+        parameters=Counter(parameter.type for parameter in graph.parameters),
+        largest=largest,
+    )
+
+
 def parameter_demand(graph: Graph, cluster: Cluster, precision: str) -> Demand:
     """A lower bound of what some device stores: all devices together hold every parameter."""
     compute = ComputeModel(cluster.device, precision)
@@ -43,21 +68,21 @@ def parameter_demand(graph: Graph, cluster: Cluster, precision: str) -> Demand:
     return Demand(num_bytes=-(-stored // cluster.num_devices), what="an equal share of the parameters")
 
 
-def tensor_demand(graph: Graph, cluster: Cluster, precision: str, microbatches: int) -> Demand:
+def tensor_demand(sizes: Sizes, cluster: Cluster, precision: str, microbatches: int) -> Demand:
     """A lower bound of what some device holds at some time, which memory model M does not see in inference.
 
     However it is split, all of a tensor (of one microbatch) exists on the devices together when it is computed with.
     Results of views need no memory of their own.
 
     Args:
-        graph: bound with the whole batch.
+        sizes: of the graph, bound with the whole batch.
         cluster: the devices.
         precision: what floats are cast to.
         microbatches: the most that any plan cuts the batch into.
     """
     compute = ComputeModel(cluster.device, precision)
     least = Demand(num_bytes=0, what="nothing")
-    for name, tensor in _held(graph):
+    for name, tensor in sizes.largest.values():
         whole = compute.tensor_bytes(tensor.dtype, tensor.num_elements)
         share = -(-whole // (cluster.num_devices * microbatches))
         if share > least.num_bytes:
@@ -124,12 +149,13 @@ class Excess:
     most: int
 
 
-def uncountable(graph: Graph, cluster: Cluster, precision: str) -> Excess | None:
+def uncountable(sizes: Sizes, cluster: Cluster, precision: str) -> Excess | None:
     """What of a graph is too large to be counted in tables, if anything is."""
     compute = ComputeModel(cluster.device, precision)
-    whole_bytes = 8 * sum(compute.tensor_bytes(p.type.dtype, p.type.num_elements) for p in graph.parameters)
+    kinds = sizes.parameters.items()
+    whole_bytes = 8 * sum(count * compute.tensor_bytes(kind.dtype, kind.num_elements) for kind, count in kinds)
     whole_ns = 0
-    for signature, count in Counter(operator.signature for operator in graph.operators).items():
+    for signature, count in sizes.signatures.items():
         num_bytes = sum(
             compute.tensor_bytes(operand.dtype, operand.num_elements)
             for operand in (*signature.inputs, *signature.outputs)

@@ -73,11 +73,12 @@ class SearchSpace:
         """Answer at once where sizes leave no doubt, and refuse what tables cannot count."""
         request = self._request
         graph, cluster, room = self.graph(1), request.cluster, request.cluster.usable_memory_bytes
-        excess = uncountable(graph, cluster, request.precision)
+        sizes = request.graphs.index(1).sizes
+        excess = uncountable(sizes, cluster, request.precision)
         if excess is None and request.prices is PriceList.VOLUME:
             excess = unsendable(graph, cluster, request.precision)
         if request.limit_bytes is not None:
-            demands = [tensor_demand(graph, cluster, request.precision, self.counts[-1])]
+            demands = [tensor_demand(sizes, cluster, request.precision, self.counts[-1])]
             if excess is not None:  # else the search finds the least memory, which is more
                 demands.append(parameter_demand(graph, cluster, request.precision))
             least = max(demands, key=lambda demand: demand.num_bytes)
@@ -118,14 +119,14 @@ class SearchSpace:
         key = (mesh, microbatches)
         if key not in self._models:
             request = self._request
-            folded = request.folded(microbatches)
+            graphs = request.graphs
             self._models[key] = build_model(
-                folded,
+                graphs.index(microbatches),
                 request.cluster,
                 request.meshes[mesh],
                 request.precision,
-                request.constraints(request.meshes[mesh], folded.graph),
-                self._request.graphs.hints(microbatches),
+                request.constraints(request.meshes[mesh], self.graph(microbatches)),
+                graphs.hints(microbatches),
                 request.prices,
             )
         return self._models[key]

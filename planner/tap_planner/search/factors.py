@@ -101,7 +101,7 @@ def least(
         rest = tuple(v for v in few[0].scope if v != variable)
         table = few[0].table.min(axis=few[0].scope.index(variable))
     else:
-        rest, table = _least_of_two(*few, variable, domains)
+        rest, table = _least_of_two(few[0], few[1], variable, domains)
     return np.minimum(table.transpose([rest.index(v) for v in neighbours]), INFINITE, order="C")
 
 

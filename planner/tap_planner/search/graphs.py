@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tap_planner.folding import FoldedGraph
+from tap_planner.search.graph_index import GraphIndex
 from tap_planner.sharding import BatchMap, block_hints, map_batch
 
 Hints = Mapping[str, tuple[tuple[int, ...], ...]]
@@ -23,12 +24,19 @@ class MicrobatchGraphs:
         self._folded: dict[int, FoldedGraph] = {}
         self._batches: dict[int, BatchMap] = {}
         self._hints: dict[int, Hints] = {}
+        self._indices: dict[int, GraphIndex] = {}
 
     def folded(self, microbatches: int) -> FoldedGraph:
         """The graph of one microbatch, folded."""
         if microbatches not in self._folded:
             self._folded[microbatches] = self._bind(microbatches)
         return self._folded[microbatches]
+
+    def index(self, microbatches: int) -> GraphIndex:
+        """Who makes and reads its tensors, and where its operators are."""
+        if microbatches not in self._indices:
+            self._indices[microbatches] = GraphIndex(self.folded(microbatches))
+        return self._indices[microbatches]
 
     def batch(self, microbatches: int) -> BatchMap:
         """Where the batch is in that graph."""

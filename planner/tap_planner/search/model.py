@@ -12,11 +12,14 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
+
+import numpy as np
 
 from tap_planner.cluster import Cluster, Mesh
 from tap_planner.cost import PriceList
-from tap_planner.folding import FoldedGraph
 from tap_planner.search.constraints import StrategyFilter
+from tap_planner.search.graph_index import GraphIndex
 from tap_planner.search.places import Places
 from tap_planner.search.space import ModelSpace, ParameterState
 from tap_planner.search.storage import ParameterStorage
@@ -100,7 +103,7 @@ class Model:
 
     Args:
         space: the graph on the mesh.
-        places: where its operators are; None: as its repeats say.
+        places: where its operators are, if not as its repeats say.
     """
 
     def __init__(self, space: ModelSpace, places: Places | None = None) -> None:
@@ -108,7 +111,7 @@ class Model:
         self.graph = space.graph
         self.num_operators = len(space.graph.operators)
         self.runs_in_use = space.folded.runs
-        self.places = Places(space) if places is None else places
+        self.places = space.index.places if places is None else places
         self.run_of = self.places.run_of
         self.occurrence_of = self.places.occurrence_of
         self.class_of = self.places.class_of
@@ -128,7 +131,7 @@ class Model:
 
     def producer_of(self, tensor: str) -> int | None:
         """Index of the operator that makes a tensor."""
-        return self.space.producers.get(tensor)
+        return self.space.index.producers.get(tensor)
 
     def part(self, kind: PartKind, number: int) -> Part:
         """The outer part, or the link of run ``number``."""
@@ -236,6 +239,12 @@ class Model:
         """Name of the parameter of a parameter variable."""
         return self.parameters.name_of(variable)
 
+    @cached_property
+    def num_strategies(self) -> int:
+        """Strategies of all operators."""
+        classes = zip(*np.unique(self.class_of, return_counts=True), strict=True)
+        return sum(int(count) * len(self.space.operator(int(index)).strategies) for index, count in classes)
+
     def states(self, parameter: str) -> tuple[ParameterState, ...]:
         """Values of a parameter variable."""
         return self.parameters.states(parameter)
@@ -274,7 +283,7 @@ class Model:
         )
 
     def _outer_variables(self) -> tuple[int, ...]:
-        operators = (index for index in range(self.num_operators) if self.lies_in(index, PartKind.OUTER, 0))
+        operators = np.flatnonzero((self.run_of < 0) | (self.occurrence_of == 0)).tolist()
         parameters = (v for v in self.shared_parameters.values() if self.parameters.home(v) is None)
         return (*operators, *parameters)
 
@@ -363,7 +372,7 @@ class Model:
 
 
 def build_model(
-    folded: FoldedGraph,
+    index: GraphIndex,
     cluster: Cluster,
     mesh: Mesh,
     precision: str,
@@ -373,8 +382,9 @@ def build_model(
 ) -> Model:
     """Variables and terms of a folded graph on a mesh; runs that are no chains are taken apart."""
     while True:
-        model = Model(ModelSpace(folded.graph, folded, cluster, mesh, precision, strategy_filter, hints, prices))
-        chains = tuple(run for number, run in enumerate(folded.runs) if model.is_chain(number))
-        if len(chains) == len(folded.runs):
+        model = Model(ModelSpace(index, cluster, mesh, precision, strategy_filter, hints, prices))
+        runs = index.folded.runs
+        chains = tuple(run for number, run in enumerate(runs) if model.is_chain(number))
+        if len(chains) == len(runs):
             return model
-        folded = replace(folded, runs=chains)
+        index = GraphIndex(replace(index.folded, runs=chains))

@@ -182,14 +182,14 @@ class _Search:
 
     def _model(self, place: _Place) -> Model | None:
         request = place.request
-        folded = request.folded(place.microbatches)
+        index = request.graphs.index(place.microbatches)
         try:
             return build_model(
-                folded,
+                index,
                 request.cluster,
                 place.mesh,
                 request.precision,
-                request.constraints(place.mesh, folded.graph),
+                request.constraints(place.mesh, index.graph),
                 request.graphs.hints(place.microbatches),
             )
         except UsageError:  # rules that so small a microbatch cannot keep

@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
+from tap_planner.folding import FoldedGraph
 from tap_planner.schedule import rerun_operators
 from tap_planner.search.configuration import Recompute
-from tap_planner.search.space import ModelSpace
 from tap_planner.search.terms import RegionPolicy
 
 
@@ -19,12 +19,12 @@ class Places:
     Regions are numbered in graph order: every occurrence of a run is one, and so is what lies between runs.
 
     Args:
-        space: the folded graph.
+        folded: the graph and its runs.
     """
 
-    def __init__(self, space: ModelSpace) -> None:
-        count = len(space.graph.operators)
-        self._graph = space.graph
+    def __init__(self, folded: FoldedGraph) -> None:
+        count = len(folded.graph.operators)
+        self._graph = folded.graph
         self.num_operators = count
         self.run_of = np.full(count, -1)
         """[num_operators] number of the run; -1 outside runs."""
@@ -36,11 +36,11 @@ class Places:
         """[num_operators] number of the region."""
         self.run_regions: list[list[int]] = []
         """Per run, the regions of its occurrences."""
-        self._locate(space)
+        self._locate(folded)
 
-    def _locate(self, space: ModelSpace) -> None:
+    def _locate(self, folded: FoldedGraph) -> None:
         region, position = 0, 0
-        for number, run in enumerate(space.folded.runs):
+        for number, run in enumerate(folded.runs):
             if run.start > position:
                 self.region_of[position : run.start] = region
                 region += 1

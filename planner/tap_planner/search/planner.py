@@ -220,9 +220,7 @@ class _Search:
             return
         if candidate.state is None:
             self._solved.add((candidate.setting, candidate.microbatches))
-            candidate.state = LimitedSearch(
-                self._solver(candidate), self._request.limit_bytes, gap=self._request.gap
-            )
+            candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes, gap=self._request.gap)
         state = candidate.state
         state.advance(self._multiplier, None if self._best is None else self._best[1].ns)
         candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
@@ -314,7 +312,7 @@ class _Search:
                 configurations=total,
                 solved=len(self._solved),
                 pruned=total - len(self._solved),
-                strategies=sum(len(model.space.operator(int(index)).strategies) for index in model.class_of.tolist()),
+                strategies=model.num_strategies,
             ),
             notes=self._space.notes,
         )

@@ -240,9 +240,7 @@ class _Search:
         return candidate.whole
 
     def _solver(self, candidate: _Candidate, count: int, *, graph_of: int | None = None) -> Solver:
-        costed = candidate.space.costed(
-            candidate.mesh, candidate.settings, candidate.room, count, graph_of=graph_of
-        )
+        costed = candidate.space.costed(candidate.mesh, candidate.settings, candidate.room, count, graph_of=graph_of)
         return memory_solver(costed)
 
     def _prove(self, candidate: _Candidate, kind: ProofKind, found: Outcome, *, graph_of: int | None = None) -> None:

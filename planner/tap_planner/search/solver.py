@@ -27,9 +27,9 @@ from tap_planner.search.weighting import Outcome, Weights
 
 MAX_TIGHTENINGS = 40
 """Times that shares are moved in the relaxed model."""
-MAX_STALLED = int(__import__("os").environ.get("MS","5"))
+MAX_STALLED = 3
 """Moves without a better bound after which tightening ends."""
-STALLED_SHARE = int(__import__("os").environ.get("SS","20000"))
+STALLED_SHARE = 20_000
 """A bound that rises by no more than this part of itself counts as no better."""
 FIRST_WINDOW = 10_000
 """The first window of costs above the bound that is searched exactly is the bound divided by this."""
@@ -195,7 +195,7 @@ class Solver:
         for round_number in range(1, MAX_TIGHTENINGS + 1):
             if best.weighted(weights) <= best.bound or stalled >= MAX_STALLED or found.choices is None:
                 break
-            self._move_shares(found.choices, weights, float(__import__("os").environ.get("S0","0.5")) / round_number ** float(__import__("os").environ.get("SP","0.5")))
+            self._move_shares(found.choices, weights, 0.5 / math.sqrt(round_number))
             found = self.minimise(weights)
             stalled += 1
             if found.bound > best.bound:

@@ -11,12 +11,12 @@ import numpy as np
 
 from tap_planner.cluster import Cluster, Mesh, part_of
 from tap_planner.cost import PriceList, operator_times_ns, prices_of
-from tap_planner.folding import FoldedGraph
-from tap_planner.graph import Graph, Operator, ParameterRead, Tensor, TensorKind
+from tap_planner.graph import Operator, ParameterRead, Tensor, TensorKind
 from tap_planner.operators import TensorType, kept_for_backward, record_of, rule_of
 from tap_planner.schedule import made_gradients
 from tap_planner.search.conflicts import no_strategy
 from tap_planner.search.constraints import StrategyFilter
+from tap_planner.search.graph_index import GraphIndex
 from tap_planner.search.redistributions import RedistributionTable
 from tap_planner.sharding import (
     PARTIAL,
@@ -63,8 +63,7 @@ class ModelSpace:
     """Everything that the search asks about one graph on one mesh.
 
     Args:
-        graph: bound with the batch of one microbatch.
-        folded: its repeats.
+        index: the graph, bound with the batch of one microbatch, and its repeats.
         cluster: devices and links.
         mesh: the mesh.
         precision: ``bf16``, ``fp16``, ``fp32`` or ``fp64``.
@@ -75,8 +74,7 @@ class ModelSpace:
 
     def __init__(
         self,
-        graph: Graph,
-        folded: FoldedGraph,
+        index: GraphIndex,
         cluster: Cluster,
         mesh: Mesh,
         precision: str,
@@ -84,8 +82,9 @@ class ModelSpace:
         hints: Mapping[str, tuple[tuple[int, ...], ...]],
         prices: PriceList = PriceList.TIME,
     ) -> None:
-        self.graph = graph
-        self.folded = folded
+        self.index = index
+        self.graph = index.graph
+        self.folded = index.folded
         self.mesh = mesh
         self.mesh_shape = tuple(axis.size for axis in mesh.axes)
         self.price_list = prices
@@ -98,7 +97,7 @@ class ModelSpace:
         self._by_operator: dict[int, OperatorSpace] = {}
         self._tables: dict[TensorType, RedistributionTable] = {}
         self._needed: dict[str, tuple[bool, ...]] = {}
-        self._trainable = {parameter.name: parameter.trainable for parameter in graph.parameters}
+        self._trainable = {parameter.name: parameter.trainable for parameter in index.graph.parameters}
 
     # -- operators ---------------------------------------------------------------------------------------------
 
@@ -207,36 +206,11 @@ class ModelSpace:
         return self._tables[tensor]
 
     @cached_property
-    def consumers(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
-        """Per tensor the (operator index, operand position) pairs that read it, in graph order."""
-        found: dict[str, list[tuple[int, int]]] = {}
-        for index, operator in enumerate(self.graph.operators):
-            for position, name in enumerate(operator.inputs):
-                if name is not None:
-                    found.setdefault(name, []).append((index, position))
-        return {name: tuple(slots) for name, slots in found.items()}
-
-    @cached_property
-    def producers(self) -> Mapping[str, int]:
-        """Per tensor the index of the operator that makes it."""
-        return {name: index for index, operator in enumerate(self.graph.operators) for name in operator.outputs}
-
-    @cached_property
-    def caches(self) -> Mapping[str, int]:
-        """Per cache that a step reads, the ``Output`` operator whose strategy says where it lies between steps."""
-        return self.graph.caches
-
-    def is_stored_input(self, name: str) -> bool:
-        """Whether a tensor is a graph input that memory model M counts as it is read: in inference, if no cache."""
-        is_input = self.graph.tensors[name].kind is TensorKind.INPUT
-        return is_input and self.graph.loss is None and name not in self.caches
-
-    @cached_property
     def _options(self) -> Mapping[TensorType, frozenset[Placement]]:
         """Shard placements that any strategy gives to tensors of a type."""
         found: dict[TensorType, set[Placement]] = {}
         seen: set[int] = set()
-        for index in self.skeleton:
+        for index in self.index.skeleton:
             operator = self.graph.operators[index]
             space = self.operator(index)
             if id(space) in seen:
@@ -249,43 +223,20 @@ class ModelSpace:
                         found.setdefault(operand, set()).update(p for p in placements if p.is_shard)
         return {tensor: frozenset(options) for tensor, options in found.items()}
 
-    @cached_property
-    def skeleton(self) -> tuple[int, ...]:
-        """Operators that stand for all: those outside runs, and of every run the first, second and last occurrence."""
-        chosen: list[int] = []
-        position = 0
-        for run in self.folded.runs:
-            chosen.extend(range(position, run.start + 2 * run.period))
-            last = run.start + (run.count - 1) * run.period
-            chosen.extend(range(max(last, run.start + 2 * run.period), last + run.period))
-            position = run.start + run.count * run.period
-        chosen.extend(range(position, len(self.graph.operators)))
-        return tuple(chosen)
-
     # -- parameters --------------------------------------------------------------------------------------------
 
     def trainable(self, parameter: str) -> bool:
         """Whether the optimizer updates the parameter."""
         return self._trainable[parameter]
 
-    @cached_property
-    def parameter_reads(self) -> Mapping[str, tuple[str, ...]]:
-        """Per parameter the tensors that read it, in order of first use."""
-        found: dict[str, list[str]] = {parameter.name: [] for parameter in self.graph.parameters}
-        for name in self.consumers:
-            read = self.graph.tensors[name].read
-            if read is not None:
-                found[read.parameter].append(name)
-        return {name: tuple(reads) for name, reads in found.items()}
-
     def parameter_states(self, parameter: str, shape: tuple[int, ...]) -> tuple[ParameterState, ...]:
         """Storage choices of a parameter that several operands read: R with an R or a P gradient, or a shard that
         some reader wants."""
         options: set[Placement] = set()
-        for name in self.parameter_reads[parameter]:
+        for name in self.index.parameter_reads[parameter]:
             tensor = self.graph.tensors[name]
             assert tensor.read is not None
-            slots = {(id(self.operator(index)), position): index for index, position in self.consumers[name]}
+            slots = {(id(self.operator(index)), position): index for index, position in self.index.consumers[name]}
             for (_, position), index in slots.items():
                 for strategy in self.operator(index).strategies:
                     placements = strategy.inputs[position]

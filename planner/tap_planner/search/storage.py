@@ -29,6 +29,7 @@ class ParameterStorage:
 
     def __init__(self, space: ModelSpace, places: Places) -> None:
         self._space = space
+        self._index = space.index
         self._graph = space.graph
         self._places = places
         self._number = {parameter.name: number for number, parameter in enumerate(space.graph.parameters)}
@@ -40,12 +41,7 @@ class ParameterStorage:
     @cached_property
     def shared(self) -> Mapping[str, int]:
         """Variables of the parameters that several operands read."""
-        found: dict[str, int] = {}
-        for parameter in self._graph.parameters:
-            slots = sum(len(self._space.consumers[name]) for name in self._space.parameter_reads[parameter.name])
-            if slots > 1:
-                found[parameter.name] = self._variable(parameter.name)
-        return found
+        return {name: self._places.num_operators + number for name, number in self._index.shared_parameters.items()}
 
     def _variable(self, parameter: str) -> int:
         return self._places.num_operators + self._number[parameter]
@@ -68,7 +64,7 @@ class ParameterStorage:
 
     def first_use(self, variable: int) -> tuple[int, int]:
         """(operator, operand) that reads a parameter variable first."""
-        return self._space.consumers[self._space.parameter_reads[self.name_of(variable)][0]][0]
+        return self._index.consumers[self._index.parameter_reads[self.name_of(variable)][0]][0]
 
     def _read_by(self, index: int, position: int) -> str:
         """The parameter that an operand reads."""
@@ -82,8 +78,8 @@ class ParameterStorage:
         """(run, occurrence) of a parameter variable that lives in a later occurrence of a run, else None."""
         places = {
             (int(self._places.run_of[index]), int(self._places.occurrence_of[index]))
-            for name in self._space.parameter_reads[self.name_of(variable)]
-            for index, _ in self._space.consumers[name]
+            for name in self._index.parameter_reads[self.name_of(variable)]
+            for index, _ in self._index.consumers[name]
         }
         if len(places) != 1:
             return None
@@ -92,9 +88,9 @@ class ParameterStorage:
 
     def regions_of(self, variable: int) -> tuple[int, ...]:
         """Regions of the readers of a parameter, each once."""
-        reads = self._space.parameter_reads[self.name_of(variable)]
+        reads = self._index.parameter_reads[self.name_of(variable)]
         return tuple(
-            dict.fromkeys(int(self._places.region_of[i]) for name in reads for i, _ in self._space.consumers[name])
+            dict.fromkeys(int(self._places.region_of[i]) for name in reads for i, _ in self._index.consumers[name])
         )
 
     # -- states ------------------------------------------------------------------------------------------------

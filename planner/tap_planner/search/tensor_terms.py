@@ -32,6 +32,7 @@ class TensorTerms:
 
     def __init__(self, space: ModelSpace, places: Places, parameters: ParameterStorage) -> None:
         self._space = space
+        self._index = space.index
         self._graph = space.graph
         self._places = places
         self._parameters = parameters
@@ -41,56 +42,29 @@ class TensorTerms:
 
     def all(self) -> Iterator[tuple[Term, bool]]:
         """Every term that some part needs, with whether occurrences of a run share it."""
-        skeleton = set(self._space.skeleton)
-        operators = [self._graph.operators[index] for index in self._space.skeleton]
-        producers, run_of = self._space.producers, self._places.run_of.tolist()
-        near = {name for operator in operators for name in (*operator.inputs, *operator.outputs)}
-        for name, readers in self._space.consumers.items():
-            if name not in near and name in producers:
-                run = run_of[producers[name]]
-                if all(run_of[index] == run for index, _ in readers):  # inside later occurrences
-                    continue
+        for name, readers, shared in self._index.couplings:
             tensor = self._graph.tensors[name]
-            if tensor.kind is TensorKind.CONSTANT:
-                continue
-            shared = self._is_shared(name, readers)
-            if not shared and not any(index in skeleton for index, _ in readers):
-                continue
             if tensor.kind is not TensorKind.PARAMETER:
                 yield self._activation_term(name, readers), shared
                 continue
             assert tensor.read is not None
             if tensor.read.parameter in self._parameters.shared:
                 yield self._parameter_term(tensor.read.parameter, name, readers), shared
-        for index in self._space.skeleton:
+        for index in self._index.skeleton:
             yield from ((self._activation_term(name, ()), False) for name in self._kept_unread(index))
 
     def _kept_unread(self, index: int) -> Iterator[str]:
         """Outputs that an operator keeps for its backward although no operator reads them (all states of an LSTM)."""
         operator = self._graph.operators[index]
         for output in self._space.kept(operator)[1]:
-            if output < len(operator.outputs) and operator.outputs[output] not in self._space.consumers:
+            if output < len(operator.outputs) and operator.outputs[output] not in self._index.consumers:
                 yield operator.outputs[output]
 
-    def _is_shared(self, name: str, readers: Readers) -> bool:
-        """Whether a tensor from outside is read by a later occurrence of some run."""
-        places = self._places
-        producer = self._maker(name)
-        return any(
-            places.occurrence_of[index] > 0 and (producer is None or places.run_of[producer] != places.run_of[index])
-            for index, _ in readers
-        ) and (producer is not None or len({int(places.region_of[index]) for index, _ in readers}) > 1)
-
-    def _maker(self, name: str) -> int | None:
-        """The operator whose strategy says where a tensor is made; of a cache, the one that left it to this step."""
-        producer = self._space.producers.get(name)
-        return self._space.caches.get(name) if producer is None else producer
-
     def _activation_term(self, name: str, readers: Readers) -> Term:
-        producer = self._maker(name)
+        producer = self._index.maker(name)
         source = wanted = np.zeros(1, dtype=np.int64)
         keeps, region = False, -1
-        if producer is not None and name in self._space.caches:
+        if producer is not None and name in self._index.caches:
             source, _ = self._operand_states(producer, CACHE_OPERAND, name)
             wanted = source
             readers = tuple(reader for reader in readers if reader[0] != producer)
@@ -160,7 +134,7 @@ class TensorTerms:
             variable=index,
             destination=destination,
             gradient=gradient,
-            kept=(position in self._kept[representative][0] and not is_parameter) or self._space.is_stored_input(name),
+            kept=(position in self._kept[representative][0] and not is_parameter) or self._index.is_stored_input(name),
             region=int(self._places.region_of[index]),
             rerun=bool(self._places.rerun[index]),
         )
