@@ -19,10 +19,8 @@ from tap_planner.search.request import SearchRequest, SearchResult
 
 MAX_SEARCHES = 3
 """Parts of the cluster that are searched at most."""
-_GAP = Fraction(1, 20)
-"""The short search ends when it is this near its optimum: what it finds is a plan all the same."""
 _LEAST_GAIN = Fraction(1, 50)
-"""Parts that could gain less are not searched."""
+"""Plans that gain less are neither looked for nor mentioned."""
 _AXES = 2
 """Most axes of their meshes."""
 
@@ -69,10 +67,10 @@ def fewer_devices(request: SearchRequest, result: SearchResult) -> FewerDevices 
     settled = _settled(request, result)
     for _, meshes in likeliest[:MAX_SEARCHES]:
         try:
-            found = search(replace(settled, meshes=meshes))
+            found = search(replace(settled, meshes=meshes, ceiling_ns=result.bound_ns))
         except (InfeasibleError, LimitReachedError, UsageError):
             continue
-        if found.objective_ns < result.bound_ns:
+        if found.objective_ns < result.bound_ns * (1 - _LEAST_GAIN):
             return FewerDevices(num_devices=found.mesh.num_devices, objective_ns=found.objective_ns)
     return None
 
@@ -123,7 +121,7 @@ def _settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
         zero_levels=tuple(level for level in request.zero_levels if level in levels) or request.zero_levels,
         recomputes=tuple(setting for setting in request.recomputes if setting in used) or request.recomputes,
         microbatches=decisions.microbatches,
-        gap=max(request.gap, _GAP),
+        gap=max(request.gap, _LEAST_GAIN),
     )
 
 

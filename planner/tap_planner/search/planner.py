@@ -15,6 +15,7 @@ from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.proof import UNPROVEN, Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import (
+    NothingFasterError,
     NothingFitsError,
     SearchRequest,
     SearchResult,
@@ -27,6 +28,11 @@ from tap_planner.search.weighting import Outcome
 
 MAX_RUNNERS_UP = 4
 """Other plans within the gap that the result holds."""
+FEW_AXES = 2
+"""Meshes of more axes are looked at after those of so many, and with limited effort: their bounds are far from what can
+be reached, and there are many of them."""
+MAX_EFFORT = 60
+"""How often stages are run for meshes of more axes, where there are others."""
 
 _Setting = tuple[int, int]
 """Index of the mesh, and of what regions may choose from."""
@@ -62,6 +68,7 @@ def search(request: SearchRequest) -> SearchResult:
     Raises:
         InfeasibleError: nothing fits, with the least memory that any plan needs.
         LimitReachedError: nothing that fits was found, though it is not proven that nothing does.
+        NothingFasterError: nothing is faster than the request's ceiling.
         UnsupportedGraphError: sizes are beyond what can be counted.
     """
     return _Search(request).run()
@@ -76,7 +83,7 @@ class _Search:
         self._unlimited: dict[_Setting, dict[int, Proof]] = {}
         """By microbatch count, for those whose own graph was looked at, what is proven of its multiples."""
         self._settled: dict[_Setting, set[int]] = {}
-        self._queue: list[tuple[int, _Setting, int, int, _Candidate]] = []
+        self._queue: list[tuple[bool, int, _Setting, int, int, _Candidate]] = []
         self._order = 0
         self._solved: set[tuple[_Setting, int]] = set()
         self._leaves: list[Leaf] = []
@@ -87,6 +94,10 @@ class _Search:
         self._best: tuple[_Candidate, Outcome] | None = None
         self._settings: dict[_Setting, Settings] = {}
         self._counts = self._space.counts
+        self._few_axes = [len(mesh.axes) <= FEW_AXES for mesh in request.meshes]
+        self._has_few = any(self._few_axes)
+        self._effort = 0
+        """Stages run for meshes of many axes."""
 
     def _solver(self, candidate: _Candidate, *, graph_of: int | None = None) -> Solver:
         """A solver of a candidate; ``graph_of`` as in ``SearchSpace.costed``."""
@@ -111,7 +122,7 @@ class _Search:
         ended: list[int] = []
         while self._queue:
             candidate = heapq.heappop(self._queue)[-1]
-            if self._good_enough(candidate.bound_ns):
+            if self._good_enough(candidate.bound_ns) or self._too_long(candidate):
                 ended.append(candidate.bound_ns)
                 if not candidate.followed and not candidate.last:
                     self._queue_next(candidate)
@@ -132,6 +143,8 @@ class _Search:
                 self._leave(candidate)
                 if not state.infeasible:
                     ended.append(state.bound_ns)
+        if self._best is None and request.ceiling_ns is not None:
+            raise NothingFasterError("no plan is faster than asked for")
         if self._best is None:
             raise self._nothing_fits(bool(ended))
         self._polish()
@@ -203,15 +216,28 @@ class _Search:
 
     def _push(self, candidate: _Candidate) -> None:
         self._order += 1
-        heapq.heappush(
-            self._queue, (candidate.bound_ns, candidate.setting, candidate.microbatches, self._order, candidate)
-        )
+        late = self._has_few and not self._few_axes[candidate.setting[0]]
+        place = (late, candidate.bound_ns, candidate.setting, candidate.microbatches, self._order)
+        heapq.heappush(self._queue, (*place, candidate))
 
     def _good_enough(self, bound_ns: int) -> bool:
         """Whether nothing of this bound is worth a look."""
-        return self._best is not None and bound_ns >= self._best[1].ns * (1 - self._request.gap)
+        return self._ceiling is not None and bound_ns >= self._ceiling * (1 - self._request.gap)
+
+    def _too_long(self, candidate: _Candidate) -> bool:
+        """Whether enough was done for meshes of many axes."""
+        few = self._few_axes[candidate.setting[0]]
+        return self._best is not None and self._has_few and not few and self._effort >= MAX_EFFORT
+
+    @property
+    def _ceiling(self) -> int | None:
+        """Only faster plans matter."""
+        known = [ns for ns in (self._request.ceiling_ns, self._best[1].ns if self._best else None) if ns is not None]
+        return min(known, default=None)
 
     def _advance(self, candidate: _Candidate) -> None:
+        if not self._few_axes[candidate.setting[0]]:
+            self._effort += 1
         if not candidate.screened:
             candidate.screened = True
             bound = self._virtual_bound(candidate)
@@ -222,7 +248,7 @@ class _Search:
             self._solved.add((candidate.setting, candidate.microbatches))
             candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes, gap=self._request.gap)
         state = candidate.state
-        state.advance(self._multiplier, None if self._best is None else self._best[1].ns)
+        state.advance(self._multiplier, self._ceiling)
         candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
         if state.proof.bound_ns > candidate.proof.bound_ns or state.proof.kind is ProofKind.INFEASIBLE:
             candidate.proof = state.proof
@@ -243,13 +269,12 @@ class _Search:
         activations; what is paid per microbatch for parameters is known. The largest count whose graph was looked at
         anyway is nearest.
         """
-        ceiling = None if self._best is None else self._best[1].ns
         count = candidate.microbatches
         graph_of = max(known for known in self._unlimited[candidate.setting] if count % known == 0)
         solver = self._solver(candidate, graph_of=graph_of)
         virtual = LimitedSearch(solver, self._request.limit_bytes, count // graph_of, gap=self._request.gap)
         hint = self._hints_of_bounds.get(candidate.setting, self._multiplier)
-        bound = virtual.virtual_bound_ns(hint, ceiling)
+        bound = virtual.virtual_bound_ns(hint, self._ceiling)
         if virtual.multiplier:
             self._hints_of_bounds[candidate.setting] = virtual.multiplier
         candidate.last = virtual.parameters_too_large

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from tap_planner.cluster import Cluster, Mesh
 from tap_planner.cost import PriceList
-from tap_planner.errors import InfeasibleError
+from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
 from tap_planner.plan import Decisions, Nearness, StatesChoice
@@ -51,6 +51,8 @@ class SearchRequest:
     prices: PriceList = PriceList.TIME
     """What is minimised. With ``PriceList.VOLUME`` all that is called ns, here and in what the search answers, is bytes
     that a device sends."""
+    ceiling_ns: int | None = None
+    """Only plans faster than this (by more than the gap) matter; ``NothingFasterError`` where none is found."""
     lean: bool = False
     """Whether values under which the limit cannot be kept are left out beforehand: where the limit is the least memory
     that there is, few plans keep it."""
@@ -141,6 +143,10 @@ class NothingFitsError(InfeasibleError):
             limit_bytes=error.limit_bytes,
         )
         self.leaves = leaves
+
+
+class NothingFasterError(LimitReachedError):
+    """No plan is faster than the request's ceiling."""
 
 
 def does_not_fit(request: SearchRequest, least: int, limit: int, needs: str) -> InfeasibleError:
