@@ -19,8 +19,10 @@ from tap_planner.search.request import SearchRequest, SearchResult
 
 MAX_SEARCHES = 3
 """Parts of the cluster that are searched at most."""
+_GAP = Fraction(1, 20)
+"""The short search ends when it is this near its optimum: what it finds is a plan all the same."""
 _LEAST_GAIN = Fraction(1, 50)
-"""Plans that gain less are neither looked for nor mentioned."""
+"""Parts that could gain less are not searched."""
 _AXES = 2
 """Most axes of their meshes."""
 
@@ -70,7 +72,7 @@ def fewer_devices(request: SearchRequest, result: SearchResult) -> FewerDevices 
             found = search(replace(settled, meshes=meshes, ceiling_ns=result.bound_ns))
         except (InfeasibleError, LimitReachedError, UsageError):
             continue
-        if found.objective_ns < result.bound_ns * (1 - _LEAST_GAIN):
+        if found.objective_ns < result.bound_ns:
             return FewerDevices(num_devices=found.mesh.num_devices, objective_ns=found.objective_ns)
     return None
 
@@ -121,7 +123,7 @@ def _settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
         zero_levels=tuple(level for level in request.zero_levels if level in levels) or request.zero_levels,
         recomputes=tuple(setting for setting in request.recomputes if setting in used) or request.recomputes,
         microbatches=decisions.microbatches,
-        gap=max(request.gap, _LEAST_GAIN),
+        gap=max(request.gap, _GAP),
     )
 
 

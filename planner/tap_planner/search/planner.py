@@ -222,7 +222,10 @@ class _Search:
 
     def _good_enough(self, bound_ns: int) -> bool:
         """Whether nothing of this bound is worth a look."""
-        return self._ceiling is not None and bound_ns >= self._ceiling * (1 - self._request.gap)
+        ceiling = self._request.ceiling_ns
+        if ceiling is not None and bound_ns >= ceiling:
+            return True
+        return self._best is not None and bound_ns >= self._best[1].ns * (1 - self._request.gap)
 
     def _too_long(self, candidate: _Candidate) -> bool:
         """Whether enough was done for meshes of many axes."""
@@ -232,8 +235,7 @@ class _Search:
     @property
     def _ceiling(self) -> int | None:
         """Only faster plans matter."""
-        known = [ns for ns in (self._request.ceiling_ns, self._best[1].ns if self._best else None) if ns is not None]
-        return min(known, default=None)
+        return None if self._best is None else self._best[1].ns
 
     def _advance(self, candidate: _Candidate) -> None:
         if not self._few_axes[candidate.setting[0]]:

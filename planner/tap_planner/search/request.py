@@ -52,7 +52,7 @@ class SearchRequest:
     """What is minimised. With ``PriceList.VOLUME`` all that is called ns, here and in what the search answers, is bytes
     that a device sends."""
     ceiling_ns: int | None = None
-    """Only plans faster than this (by more than the gap) matter; ``NothingFasterError`` where none is found."""
+    """What is proven not to be faster than this is left alone; ``NothingFasterError`` where nothing else is."""
     lean: bool = False
     """Whether values under which the limit cannot be kept are left out beforehand: where the limit is the least memory
     that there is, few plans keep it."""
