@@ -3,7 +3,7 @@
 Training as in the standard instance (128 nodes of 8, ``dp=128,tp=8``, batch 1536, sequence 2048, AdamW, bf16); the
 search chooses ZeRO, recomputation and microbatches and proves the optimum (gap 0). Three limits: none, the device's
 memory, and one that binds at every depth (halfway between the least memory that any plan needs and that of the plan
-without a limit). Times are of the search alone: tables, elimination, master. The graphs are bound and folded beforehand,
+without a limit). Times are of the search alone: tables, elimination, master. The graphs are bound and folded before,
 and what is asked about a graph whatever the mesh (readers, places, batch, blocks) is found out; ``graph_s`` is what the
 latter takes, once for each microbatch count: like import it grows with the model.
 

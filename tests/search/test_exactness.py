@@ -22,6 +22,8 @@ SHAPES: list[tuple[int, ...]] = [(2, 2), (4,), (2,)]
 Drawn = tuple[int, str, int]
 """ZeRO level, recompute, microbatches."""
 
+limits_drawn = st.lists(st.floats(0, 1), min_size=5, max_size=5)
+"""Memory limits, between the least memory (0) and that of the fastest plan (1)."""
 settings_drawn = st.tuples(st.integers(0, 3), st.sampled_from(["none", "full"]), st.sampled_from([1, 1, 2]))
 
 
@@ -59,43 +61,48 @@ def check_below_least_memory(model: Model, configuration: Configuration, truth: 
     assert caught.value.least_memory_bytes <= truth.least_bytes
 
 
-def check(graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, share: float, budget: int) -> None:
-    """Everything about one graph."""
+def check(graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, shares: list[float], budget: int) -> None:
+    """Everything about one graph: without a limit, under each of several, and below the least memory."""
     model = enumerable_model(graph, shapes, budget)
     assume(model is not None)
     assert model is not None
     configuration = setting(graph, *drawn)
     truth = enumerate_all(model, configuration)
     check_without_limit(model, configuration, truth)
-    check_with_limit(model, configuration, truth, share)
+    for share in dict.fromkeys((0.0, *shares)):
+        check_with_limit(model, configuration, truth, share)
     check_below_least_memory(model, configuration, truth)
 
 
-@given(small_graphs(3), st.permutations(SHAPES), settings_drawn, st.floats(0, 1))
+@given(small_graphs(3), st.permutations(SHAPES), settings_drawn, limits_drawn)
 @settings(max_examples=32, suppress_health_check=CHECKS, phases=PHASES)
-def test_optimum_of_small_graphs(graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, share: float) -> None:
+def test_optimum_of_small_graphs(
+    graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, shares: list[float]
+) -> None:
     """On small random graphs objective and bound are those of brute force, and a limit is honoured."""
-    check(graph, shapes, drawn, share, 600)
+    check(graph, shapes, drawn, shares, 600)
 
 
-@given(repeated_graphs(2), settings_drawn, st.floats(0, 1))
+@given(repeated_graphs(2), settings_drawn, limits_drawn)
 @settings(max_examples=8, suppress_health_check=CHECKS, phases=PHASES)
-def test_optimum_of_repeated_blocks(graph: Graph, drawn: Drawn, share: float) -> None:
+def test_optimum_of_repeated_blocks(graph: Graph, drawn: Drawn, shares: list[float]) -> None:
     """The same where a block repeats and is folded, with and without recomputation."""
-    check(graph, [(2,)], drawn, share, 1000)
+    check(graph, [(2,)], drawn, shares, 1000)
 
 
 @pytest.mark.full
-@given(small_graphs(5), st.permutations(SHAPES), settings_drawn, st.floats(0, 1))
+@given(small_graphs(5), st.permutations(SHAPES), settings_drawn, limits_drawn)
 @settings(max_examples=250, suppress_health_check=CHECKS, phases=PHASES)
-def test_optimum_of_many_small_graphs(graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, share: float) -> None:
+def test_optimum_of_many_small_graphs(
+    graph: Graph, shapes: list[tuple[int, ...]], drawn: Drawn, shares: list[float]
+) -> None:
     """Hundreds of random graphs of up to six operators with the loss: objective and bound are those of brute force."""
-    check(graph, shapes, drawn, share, 4000)
+    check(graph, shapes, drawn, shares, 4000)
 
 
 @pytest.mark.full
-@given(repeated_graphs(3), settings_drawn, st.floats(0, 1))
+@given(repeated_graphs(3), settings_drawn, limits_drawn)
 @settings(max_examples=80, suppress_health_check=CHECKS, phases=PHASES)
-def test_optimum_of_many_repeated_blocks(graph: Graph, drawn: Drawn, share: float) -> None:
+def test_optimum_of_many_repeated_blocks(graph: Graph, drawn: Drawn, shares: list[float]) -> None:
     """Two and three repeats of a block, with and without recomputation."""
-    check(graph, [(2,)], drawn, share, 2000)
+    check(graph, [(2,)], drawn, shares, 2000)

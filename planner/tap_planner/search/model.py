@@ -245,6 +245,17 @@ class Model:
         classes = zip(*np.unique(self.class_of, return_counts=True), strict=True)
         return sum(int(count) * len(self.space.operator(int(index)).strategies) for index, count in classes)
 
+    @cached_property
+    def num_entries(self) -> int:
+        """Entries of the tables between the producer and every reader of each tensor: how large the model is."""
+        parts = (self.outer, *self.links)
+        return sum(
+            (1 if term.producer is None else self.domain(term.producer)) * self.domain(slot.variable)
+            for part in parts
+            for term in part.terms
+            for slot in term.slots
+        )
+
     def states(self, parameter: str) -> tuple[ParameterState, ...]:
         """Values of a parameter variable."""
         return self.parameters.states(parameter)

@@ -31,8 +31,8 @@ MAX_RUNNERS_UP = 4
 FEW_AXES = 2
 """Meshes of more axes are looked at after those of so many, and with limited effort: their bounds are far from what can
 be reached, and there are many of them."""
-MAX_EFFORT = 60
-"""How often stages are run for meshes of more axes, where there are others."""
+MAX_EFFORT = 120_000_000
+"""Table entries of the models that stages are run for, of meshes of more axes, where there are others (40 s)."""
 
 _Setting = tuple[int, int]
 """Index of the mesh, and of what regions may choose from."""
@@ -60,6 +60,8 @@ class _Candidate:
     """By what the bound is proven, as far as elimination goes."""
     settled: bool = False
     """Whether multiples of the microbatch count are excluded as well."""
+    looked_at: int = 0
+    """The microbatch count whose graph the last stage looked at."""
 
 
 def search(request: SearchRequest) -> SearchResult:
@@ -97,7 +99,7 @@ class _Search:
         self._few_axes = [len(mesh.axes) <= FEW_AXES for mesh in request.meshes]
         self._has_few = any(self._few_axes)
         self._effort = 0
-        """Stages run for meshes of many axes."""
+        """Table entries of the models that stages were run for, of meshes of many axes."""
 
     def _solver(self, candidate: _Candidate, *, graph_of: int | None = None) -> Solver:
         """A solver of a candidate; ``graph_of`` as in ``SearchSpace.costed``."""
@@ -129,6 +131,8 @@ class _Search:
                 self._leave(candidate)
                 continue
             self._advance(candidate)
+            if not self._few_axes[candidate.setting[0]]:
+                self._effort += self._space.model(candidate.setting[0], candidate.looked_at).num_entries
             state = candidate.state
             if state is not None and not candidate.followed:
                 self._follow(candidate, state)
@@ -238,8 +242,6 @@ class _Search:
         return None if self._best is None else self._best[1].ns
 
     def _advance(self, candidate: _Candidate) -> None:
-        if not self._few_axes[candidate.setting[0]]:
-            self._effort += 1
         if not candidate.screened:
             candidate.screened = True
             bound = self._virtual_bound(candidate)
@@ -248,6 +250,7 @@ class _Search:
             return
         if candidate.state is None:
             self._solved.add((candidate.setting, candidate.microbatches))
+            candidate.looked_at = candidate.microbatches
             candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes, gap=self._request.gap)
         state = candidate.state
         state.advance(self._multiplier, self._ceiling)
@@ -273,6 +276,7 @@ class _Search:
         """
         count = candidate.microbatches
         graph_of = max(known for known in self._unlimited[candidate.setting] if count % known == 0)
+        candidate.looked_at = graph_of
         solver = self._solver(candidate, graph_of=graph_of)
         virtual = LimitedSearch(solver, self._request.limit_bytes, count // graph_of, gap=self._request.gap)
         hint = self._hints_of_bounds.get(candidate.setting, self._multiplier)
