@@ -156,13 +156,13 @@ class Question:
     cluster: str
     data: Path
 
-    def answer(self, options: PlanOptions) -> Answer | None:
+    def answer(self, options: PlanOptions, *, hybrid_zero: bool = True) -> Answer | None:
         """Search; None where nothing fits, or nothing was found that does."""
         request = PlanRequest(model=self.subject.path(self.data), cluster=self.cluster, options=options)
         prepared = prepare_search(request)
         started = time.perf_counter()
         try:
-            result = search(prepared.request)
+            result = search(replace(prepared.request, hybrid_zero=hybrid_zero))
         except (InfeasibleError, LimitReachedError):
             return None
         seconds = time.perf_counter() - started
@@ -197,7 +197,7 @@ class Question:
             zero=expert.zero,
             constraints=expert.constraints(anatomy, mesh),
         )
-        answer = self.answer(options)
+        answer = self.answer(options, hybrid_zero=False)
         if answer is not None:
             check_pattern(expert, anatomy, answer.result)
         return answer
