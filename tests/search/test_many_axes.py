@@ -15,16 +15,16 @@ from tap_planner.search import SearchResult, planner, search, verify_leaves
 DATA = Path(__file__).parents[1] / "data"
 
 
-def prepared(max_axes: int) -> api.PreparedSearch:
+def prepared(**given: object) -> api.PreparedSearch:
     """GPT on two nodes of four."""
-    options = PlanOptions(batch=8, dims={"seq": 16}, loss="mean", max_axes=max_axes, gap_basis_points=0)
+    options = PlanOptions(batch=8, dims={"seq": 16}, loss="mean", **given)  # type: ignore[arg-type]
     request = PlanRequest(model=DATA / "hm_gpt_tiny.onnx", cluster="2x4:a100-sxm4-80gb", options=options)
     return api.prepare_search(request)
 
 
 def searched(max_axes: int) -> SearchResult:
     """The result, its leaves verified."""
-    given = prepared(max_axes)
+    given = prepared(max_axes=max_axes, gap_basis_points=0)
     result = search(given.request)
 
     def limit(cluster: Cluster) -> int | None:
@@ -48,8 +48,6 @@ def test_three_axes_are_searched_within_the_effort(monkeypatch: pytest.MonkeyPat
 
 def test_a_mesh_of_three_axes_that_was_asked_for_is_searched_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The effort is limited only where there are meshes of fewer axes."""
-    options = PlanOptions(batch=8, dims={"seq": 16}, loss="mean", mesh="a=2,b=2,c=2", gap_basis_points=100)
-    request = PlanRequest(model=DATA / "hm_gpt_tiny.onnx", cluster="2x4:a100-sxm4-80gb", options=options)
     monkeypatch.setattr(planner, "MAX_EFFORT", 0)
-    result = search(api.prepare_search(request).request)
+    result = search(prepared(mesh="a=2,b=2,c=2", gap_basis_points=100).request)
     assert result.objective_ns <= result.bound_ns * 1.01

@@ -61,10 +61,15 @@ def sizes_of(graph: Graph) -> Sizes:
     )
 
 
-def parameter_demand(graph: Graph, cluster: Cluster, precision: str) -> Demand:
+def _parameter_bytes(sizes: Sizes, compute: ComputeModel) -> int:
+    """Bytes of all parameters."""
+    kinds = sizes.parameters.items()
+    return sum(count * compute.tensor_bytes(kind.dtype, kind.num_elements) for kind, count in kinds)
+
+
+def parameter_demand(sizes: Sizes, cluster: Cluster, precision: str) -> Demand:
     """A lower bound of what some device stores: all devices together hold every parameter."""
-    compute = ComputeModel(cluster.device, precision)
-    stored = sum(compute.tensor_bytes(p.type.dtype, p.type.num_elements) for p in graph.parameters)
+    stored = _parameter_bytes(sizes, ComputeModel(cluster.device, precision))
     return Demand(num_bytes=-(-stored // cluster.num_devices), what="an equal share of the parameters")
 
 
@@ -152,8 +157,7 @@ class Excess:
 def uncountable(sizes: Sizes, cluster: Cluster, precision: str) -> Excess | None:
     """What of a graph is too large to be counted in tables, if anything is."""
     compute = ComputeModel(cluster.device, precision)
-    kinds = sizes.parameters.items()
-    whole_bytes = 8 * sum(count * compute.tensor_bytes(kind.dtype, kind.num_elements) for kind, count in kinds)
+    whole_bytes = 8 * _parameter_bytes(sizes, compute)
     whole_ns = 0
     for signature, count in sizes.signatures.items():
         num_bytes = sum(

@@ -87,14 +87,9 @@ class Elimination:
     def _total(self, outside: np.ndarray | None) -> np.ndarray:
         return self.table if outside is None else np.minimum(self.table + outside, INFINITE)
 
-    def outside_messages(self, outside: np.ndarray | None = None) -> list[np.ndarray]:
-        """Per bucket [*neighbours]: least cost of everything but what the bucket's message stands for."""
-        rests = [rest for _, rest, _ in self._beliefs(self._total(outside))]
-        return rests[::-1]
-
     def inside(self, ceiling: int, outside: np.ndarray | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Per bucket, ``outside_messages`` and the cells of [*neighbours, variable] (row-major) that solutions at or
-        below the ceiling may have.
+        """Per bucket, [*neighbours] least cost of everything but what its message stands for, and the cells of
+        [*neighbours, variable] (row-major) that solutions at or below the ceiling may have.
 
         Args:
             ceiling: the largest cost that matters.

@@ -73,14 +73,14 @@ class SearchSpace:
         """Answer at once where sizes leave no doubt, and refuse what tables cannot count."""
         request = self._request
         graph, cluster, room = self.graph(1), request.cluster, request.cluster.usable_memory_bytes
-        sizes = request.graphs.index(1).sizes
+        sizes = request.graphs.sizes
         excess = uncountable(sizes, cluster, request.precision)
         if excess is None and request.prices is PriceList.VOLUME:
             excess = unsendable(graph, cluster, request.precision)
         if request.limit_bytes is not None:
             demands = [tensor_demand(sizes, cluster, request.precision, self.counts[-1])]
             if excess is not None:  # else the search finds the least memory, which is more
-                demands.append(parameter_demand(graph, cluster, request.precision))
+                demands.append(parameter_demand(sizes, cluster, request.precision))
             least = max(demands, key=lambda demand: demand.num_bytes)
             if least.num_bytes > room:
                 raise does_not_fit(request, least.num_bytes, room, f"{least.what} needs")

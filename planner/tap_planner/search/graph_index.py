@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import TensorKind
-from tap_planner.search.capacity import sizes_of
 from tap_planner.search.places import Places
 
 Readers = tuple[tuple[int, int], ...]
@@ -27,7 +26,6 @@ class GraphIndex:
         self.folded = folded
         self.graph = graph = folded.graph
         self.places = Places(folded)
-        self.sizes = sizes_of(graph)
         self.producers: Mapping[str, int] = {
             name: index for index, operator in enumerate(graph.operators) for name in operator.outputs
         }

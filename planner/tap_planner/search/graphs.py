@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from tap_planner.folding import FoldedGraph
+from tap_planner.search.capacity import Sizes, sizes_of
 from tap_planner.search.graph_index import GraphIndex
 from tap_planner.sharding import BatchMap, block_hints, map_batch
 
@@ -37,6 +39,11 @@ class MicrobatchGraphs:
         if microbatches not in self._indices:
             self._indices[microbatches] = GraphIndex(self.folded(microbatches))
         return self._indices[microbatches]
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What the graph of the whole batch holds."""
+        return sizes_of(self.folded(1).graph)
 
     def batch(self, microbatches: int) -> BatchMap:
         """Where the batch is in that graph."""

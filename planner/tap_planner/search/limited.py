@@ -285,7 +285,7 @@ class LimitedSearch:
         else:
             self._cross_exactly()
         self._mix()
-        if self._ceiling is None or self.bound_ns < self._ceiling * (1 - self._gap):
+        if not self._is_near(self._ceiling):
             self._improve()
 
     def _climb(self) -> None:
@@ -443,7 +443,10 @@ class LimitedSearch:
 
     def _hopeless(self) -> bool:
         """Whether nothing can come under the best solution known by more than the gap."""
-        known = self._best_known()
+        return self._is_near(self._best_known())
+
+    def _is_near(self, known: int | None) -> bool:
+        """Whether the bound is within the gap of a solution."""
         return known is not None and self.bound_ns >= known * (1 - self._gap)
 
 

@@ -60,8 +60,6 @@ class _Candidate:
     """By what the bound is proven, as far as elimination goes."""
     settled: bool = False
     """Whether multiples of the microbatch count are excluded as well."""
-    looked_at: int = 0
-    """The microbatch count whose graph the last stage looked at."""
 
 
 def search(request: SearchRequest) -> SearchResult:
@@ -96,10 +94,11 @@ class _Search:
         self._best: tuple[_Candidate, Outcome] | None = None
         self._settings: dict[_Setting, Settings] = {}
         self._counts = self._space.counts
-        self._few_axes = [len(mesh.axes) <= FEW_AXES for mesh in request.meshes]
-        self._has_few = any(self._few_axes)
+        has_few = any(len(mesh.axes) <= FEW_AXES for mesh in request.meshes)
+        self._is_late = [has_few and len(mesh.axes) > FEW_AXES for mesh in request.meshes]
+        """By mesh, whether it comes after the others, with limited effort."""
         self._effort = 0
-        """Table entries of the models that stages were run for, of meshes of many axes."""
+        """Table entries of the models that stages were run for, of such meshes."""
 
     def _solver(self, candidate: _Candidate, *, graph_of: int | None = None) -> Solver:
         """A solver of a candidate; ``graph_of`` as in ``SearchSpace.costed``."""
@@ -131,8 +130,6 @@ class _Search:
                 self._leave(candidate)
                 continue
             self._advance(candidate)
-            if not self._few_axes[candidate.setting[0]]:
-                self._effort += self._space.model(candidate.setting[0], candidate.looked_at).num_entries
             state = candidate.state
             if state is not None and not candidate.followed:
                 self._follow(candidate, state)
@@ -220,7 +217,7 @@ class _Search:
 
     def _push(self, candidate: _Candidate) -> None:
         self._order += 1
-        late = self._has_few and not self._few_axes[candidate.setting[0]]
+        late = self._is_late[candidate.setting[0]]
         place = (late, candidate.bound_ns, candidate.setting, candidate.microbatches, self._order)
         heapq.heappush(self._queue, (*place, candidate))
 
@@ -233,8 +230,13 @@ class _Search:
 
     def _too_long(self, candidate: _Candidate) -> bool:
         """Whether enough was done for meshes of many axes."""
-        few = self._few_axes[candidate.setting[0]]
-        return self._best is not None and self._has_few and not few and self._effort >= MAX_EFFORT
+        return self._best is not None and self._is_late[candidate.setting[0]] and self._effort >= MAX_EFFORT
+
+    def _note_effort(self, candidate: _Candidate, graph_of: int) -> None:
+        """A stage looks at the graph of so many microbatches."""
+        mesh = candidate.setting[0]
+        if self._is_late[mesh]:
+            self._effort += self._space.model(mesh, graph_of).num_entries
 
     @property
     def _ceiling(self) -> int | None:
@@ -250,8 +252,8 @@ class _Search:
             return
         if candidate.state is None:
             self._solved.add((candidate.setting, candidate.microbatches))
-            candidate.looked_at = candidate.microbatches
             candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes, gap=self._request.gap)
+        self._note_effort(candidate, candidate.microbatches)
         state = candidate.state
         state.advance(self._multiplier, self._ceiling)
         candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
@@ -276,7 +278,7 @@ class _Search:
         """
         count = candidate.microbatches
         graph_of = max(known for known in self._unlimited[candidate.setting] if count % known == 0)
-        candidate.looked_at = graph_of
+        self._note_effort(candidate, graph_of)
         solver = self._solver(candidate, graph_of=graph_of)
         virtual = LimitedSearch(solver, self._request.limit_bytes, count // graph_of, gap=self._request.gap)
         hint = self._hints_of_bounds.get(candidate.setting, self._multiplier)
