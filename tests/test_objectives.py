@@ -180,7 +180,7 @@ def test_one_byte_less_is_too_little(monkeypatch: pytest.MonkeyPatch, capsys: Ca
 @pytest.mark.full
 def test_remedies_speak_of_times() -> None:
     """Changes with which a plan fits are searched for the least time, and say so."""
-    with pytest.raises(InfeasibleError, match="1 bytes are missing") as caught:
+    with pytest.raises(InfeasibleError, match="1 byte is missing") as caught:
         api.make_plan(least_memory_minus_one())
     assert caught.value.remedies
     assert all("ms or less with --objective time" in remedy.text for remedy in caught.value.remedies)

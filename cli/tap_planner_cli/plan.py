@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from tap_planner.plan import (
     to_text,
     write_plan,
 )
+from tap_planner.processes import usable_cores, use_processes
 from tap_planner_cli.console import make_console, show_warnings
 from tap_planner_cli.errors import EXIT_NEGATIVE, printable, run
 from tap_planner_cli.parameters import PERCENT, SIZE, Assignment, NumberOrAuto, common_options, settings
@@ -42,6 +45,8 @@ from tap_planner_cli.summary import print_alternatives, print_summary, write_rep
 _POSITIVE = click.IntRange(min=1)
 DEFAULT_REGRET_BASIS_POINTS = 100
 """How much slower than the best a plan near to an old one may be, where --max-regret is not given."""
+MOST_PROCESSES = 2
+"""So many are used where --processes is not given."""
 _NOT_PLANNING = {
     "model",
     "cluster",
@@ -55,6 +60,7 @@ _NOT_PLANNING = {
     "model_file",
     "verify_certificate",
     "replay",
+    "processes",
 }
 """Parameters that a --check may be given with; all others are in the plan."""
 
@@ -139,6 +145,7 @@ _NOT_PLANNING = {
 )
 @click.option("--replay", is_flag=True, help="With --verify-certificate: prove the solver's bounds again, too.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write times and diagnosis as JSON.")
+@click.option("--processes", type=_POSITIVE, help="Processes that search; default: one per core, at most 2.")
 @common_options
 @click.pass_context
 def command(
@@ -153,7 +160,8 @@ def command(
     show_warnings(quiet=values["quiet"], verbose=values["verbose"])
     started = time.perf_counter()
     path = _model(context, model, model_file)
-    try:
+    processes = values["processes"] or min(usable_cores(), MOST_PROCESSES)
+    with use_processes(processes), _failures_reported(values["report"], started):
         if values["verify_certificate"] is not None:
             return _verify(context, path, values)
         if values["replay"]:
@@ -163,9 +171,16 @@ def command(
         if check is not None:
             return _check(context, path, cluster, check, values)
         return _plan(PlanRequest(model=path, cluster=cluster, options=make_options(values)), values, started)
+
+
+@contextlib.contextmanager
+def _failures_reported(report: Path | None, started: float) -> Iterator[None]:
+    """Write errors into the report as well, where one is asked for."""
+    try:
+        yield
     except TapError as error:
-        if values["report"] is not None:
-            write_report(values["report"], started, error=error)
+        if report is not None:
+            write_report(report, started, error=error)
         raise
 
 

@@ -93,7 +93,7 @@ class _Diagnosis:
     def _said(self) -> str:
         """How much is missing, and what conflicts."""
         missing = self._failure.least_memory_bytes - self._failure.limit_bytes
-        text = f", {missing} bytes are missing" if missing > 0 else ""
+        text = f", {_bytes(missing)} {'is' if missing == 1 else 'are'} missing" if missing > 0 else ""
         if self._conflicts:
             several = len(self._conflicts) > 1
             verb, which = ("each conflict", "any of them") if several else ("conflicts", "it")
@@ -262,8 +262,13 @@ def _instead(given: tuple[str, ...], limit: _Limit) -> str:
 
 
 def _more(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB more" if num_bytes >= 10**7 else f"{num_bytes} bytes more"
+    return f"{num_bytes / 1e9:.2f} GB more" if num_bytes >= 10**7 else f"{_bytes(num_bytes)} more"
 
 
 def _milliseconds(nanoseconds: int) -> str:
-    return f"{nanoseconds / 1e6:.3f}" if nanoseconds < 10**9 else f"{nanoseconds / 1e6:.0f}"
+    """Rounded up: what is promised is "or less"."""
+    return f"{-(-nanoseconds // 1000) / 1000:.3f}" if nanoseconds < 10**9 else f"{-(-nanoseconds // 10**6)}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count} byte" if count == 1 else f"{count} bytes"

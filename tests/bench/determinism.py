@@ -1,6 +1,7 @@
 """The same inputs give the same bytes: digests of plans over hash seeds, core counts and repeated runs.
 
-Every run is a process of its own of ``tap-plan``. The peak memory is that of the process (``ru_maxrss``).
+Every run is a process of its own of ``tap-plan``. The peak memory is that of the process and those
+that it starts, together.
 
     python -m tests.bench.determinism --model tests/data/hm_mixtral_8x7b.onnx --json build/determinism.json
         [--seeds 0 1 2] [--cores 1 2] [--runs 5] -- --cluster 4x8:h100-sxm5-80gb --batch 256 --dim seq=4096
@@ -11,15 +12,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.instances import table, write_json
+from tests.bench.processes import measured
 
 SEEDS = (0, 1, 2)
 CORES = (1, 2)
@@ -47,24 +47,14 @@ def plan(model: Path, arguments: Sequence[str], seed: int, cores: int) -> Run:
     """
     allowed = sorted(os.sched_getaffinity(0))[:cores]
     with tempfile.TemporaryDirectory() as folder:
-        output, log = Path(folder) / "plan.json", Path(folder) / "log"
-        command = [sys.executable, "-c", COMMAND, str(model), *arguments, "--output", str(output)]
-        started = time.perf_counter()
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                command,
-                stdout=stream,
-                stderr=stream,
-                env={**os.environ, "PYTHONHASHSEED": str(seed)},
-                preexec_fn=lambda: os.sched_setaffinity(0, allowed),
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != 0:
-            sys.exit(f"tap-plan ended with {process.returncode}:\n{log.read_text(encoding='utf-8', errors='replace')}")
+        output = Path(folder) / "plan.json"
+        ended = measured(
+            [sys.executable, "-c", COMMAND, str(model), *arguments, "--output", str(output)],
+            environment={"PYTHONHASHSEED": str(seed)},
+            before=lambda: os.sched_setaffinity(0, allowed),
+        )
         digest = hashlib.sha256(output.read_bytes()).hexdigest()
-    return Run(digest=digest, seconds=seconds, peak_bytes=usage.ru_maxrss * 1024)
+    return Run(digest=digest, seconds=ended.seconds, peak_bytes=ended.peak_bytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, object]]:

@@ -10,7 +10,7 @@ from tap_planner import api
 from tap_planner.cluster import Cluster
 from tap_planner.plan import PlanOptions, PlanRequest
 from tap_planner.requests import limit_bytes
-from tap_planner.search import SearchResult, planner, search, verify_leaves
+from tap_planner.search import SearchResult, lane, search, verify_leaves
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -40,7 +40,7 @@ def test_three_axes_are_searched_within_the_effort(monkeypatch: pytest.MonkeyPat
     """Without any effort the best plan of two axes is found, and the bound holds for what more effort finds."""
     two, three = searched(2), searched(3)
     assert two.objective_ns == two.bound_ns and three.bound_ns <= three.objective_ns <= two.objective_ns
-    monkeypatch.setattr(planner, "MAX_EFFORT", 0)
+    monkeypatch.setattr(lane, "MAX_EFFORT", 0)
     idle = searched(3)
     assert idle.objective_ns == two.objective_ns and idle.bound_ns <= three.objective_ns
     assert idle.statistics.solved < three.statistics.solved
@@ -48,6 +48,6 @@ def test_three_axes_are_searched_within_the_effort(monkeypatch: pytest.MonkeyPat
 
 def test_a_mesh_of_three_axes_that_was_asked_for_is_searched_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The effort is limited only where there are meshes of fewer axes."""
-    monkeypatch.setattr(planner, "MAX_EFFORT", 0)
+    monkeypatch.setattr(lane, "MAX_EFFORT", 0)
     result = search(prepared(mesh="a=2,b=2,c=2", gap_basis_points=100).request)
     assert result.objective_ns <= result.bound_ns * 1.01

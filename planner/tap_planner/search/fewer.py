@@ -47,7 +47,7 @@ def fewer_devices(request: SearchRequest, result: SearchResult) -> FewerDevices 
     Only parts of the cluster that could gain something by ``least_ns`` are looked at, with the ZeRO levels, recompute
     settings and microbatches of the plan. Those come first that are likeliest: what the plan takes beyond ``least_ns``
     is mostly communication, which a part inside one node has at the speed of its links, and a single device not at all.
-    The effort is limited: None does not prove that there is no such plan.
+    The effort is limited: None does not prove that there is no such plan, nor is the one that is found the fastest.
 
     Args:
         request: the search on all devices.
@@ -67,14 +67,16 @@ def fewer_devices(request: SearchRequest, result: SearchResult) -> FewerDevices 
             likeliest.append((least + lost_ns * _share_sent(cluster, part), meshes))
     likeliest.sort(key=lambda item: item[0])
     settled = _settled(request, result)
+    best: FewerDevices | None = None
     for _, meshes in likeliest[:MAX_SEARCHES]:
+        ceiling_ns = result.bound_ns if best is None else best.objective_ns
         try:
-            found = search(replace(settled, meshes=meshes, ceiling_ns=result.bound_ns))
+            found = search(replace(settled, meshes=meshes, ceiling_ns=ceiling_ns))
         except (InfeasibleError, LimitReachedError, UsageError):
             continue
-        if found.objective_ns < result.bound_ns:
-            return FewerDevices(num_devices=found.mesh.num_devices, objective_ns=found.objective_ns)
-    return None
+        if found.objective_ns < ceiling_ns:
+            best = FewerDevices(num_devices=found.mesh.num_devices, objective_ns=found.objective_ns)
+    return best
 
 
 def useful_meshes(cluster: Cluster, meshes: Sequence[Mesh]) -> tuple[Mesh, ...]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
 import numpy as np
 
+from tap_planner.operators import OUTPUT
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.domains import Domains
 from tap_planner.search.factors import WidthError
 from tap_planner.search.model import PartKind
+from tap_planner.search.pairs import PairTables, is_pair
 from tap_planner.search.patterns import PatternTerm
 from tap_planner.search.sets import SetVariables
 from tap_planner.search.shares import NO_SHARES, Shares, is_shared_out, most_keepers
@@ -66,6 +68,8 @@ class Parts:
         self._tables: dict[_TableKey, PartTables] = {}
         self._fixed: dict[_TableKey, PartTables] = {}
         """What does not depend on how terms are shared out."""
+        self._own: dict[int, tuple[object, np.ndarray, np.ndarray]] = {}
+        """By the identity of own costs: these costs, and the tables that variables with such costs have in common."""
         self._orders: dict[_TableKey, tuple[int, ...] | None] = {}
         """Elimination orders of tables that were dropped: the structure of the new ones is mostly the same, though with
         other shares a setting may no longer matter."""
@@ -185,28 +189,52 @@ class Parts:
 
     def _add_own(self, tables: PartTables, variable: int, kind: PartKind, exact: bool) -> None:
         """Compute of an operator, and what is stored with a variable."""
-        values = self.domains.alive(variable)
         if variable < self.model.num_operators:
-            ns = self.costed.operator_ns(variable)
             setting = self.model.recompute_variable(int(self.model.region_of[variable]))
-            modes = self.domains.alive(setting) if len(ns) > 1 else np.zeros(1, dtype=np.int64)
-            table = ns[np.ix_(modes, values)] * SCALE
-            scope, table = _without_equal_dims((setting,), table)
-            num_bytes = np.broadcast_to(self.costed.result_bytes(variable)[values] * SCALE, table.shape)
-            tables.add((*scope, variable), table, num_bytes, activation=False)
+            ns, num_bytes = self._operator_table(variable, setting)
+            tables.add((setting, variable)[2 - ns.ndim :], ns, num_bytes, activation=False)
         if self.costed.makes_room(variable, kind):
-            whole = self.costed.whole_bytes(variable, self.costed.configuration.settings.whole_level)[values] * SCALE
+            whole = self.costed.whole_bytes(variable, self.costed.configuration.settings.whole_level)
+            whole = whole[self.domains.alive(variable)] * SCALE
             tables.add((variable,), np.zeros_like(whole), whole, activation=False)
         for mask, costs in self.costed.parameter_costs(variable).items():
             setting = self.model.zero_variable(self.model.zero_group(variable), mask)
-            zeros = self.domains.alive(setting)
-            ns, num_bytes = (table[np.ix_(zeros, values)] * SCALE for table in costs)
-            if exact and len(zeros) > 1:
+            ns, num_bytes = self._stored_table(variable, setting, costs)
+            if exact and len(ns) > 1:
                 scope, both = _without_equal_dims((setting,), np.stack([ns, num_bytes], axis=1))
                 ns, num_bytes = np.moveaxis(both, len(scope), 0)
                 tables.add((*scope, variable), ns, num_bytes, activation=False)
             else:
                 tables.add_options((variable,), ns, num_bytes)
+
+    def _operator_table(self, index: int, setting: int) -> tuple[np.ndarray, np.ndarray]:
+        """([recompute settings, strategies], or [strategies] where they do not matter) SCALE x ns, and SCALE x bytes.
+
+        Occurrences of a run have one table, unless their costs differ.
+        """
+        costs = self.costed.operator_ns(index)
+        known = self._own.get(id(costs))
+        if known is None:
+            values = self.domains.alive(index)
+            modes = self.domains.alive(setting) if len(costs) > 1 else np.zeros(1, dtype=np.int64)
+            _, ns = _without_equal_dims((setting,), costs[modes[:, None], values] * SCALE)
+            if self.model.graph.operators[index].type == OUTPUT:
+                num_bytes = np.broadcast_to(self.costed.result_bytes(index)[values] * SCALE, ns.shape)
+            else:
+                num_bytes = np.zeros_like(ns)
+            known = self._own[id(costs)] = (costs, ns, num_bytes)
+        return known[1:]
+
+    def _stored_table(
+        self, variable: int, setting: int, costs: tuple[np.ndarray, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """[ZeRO settings, values] SCALE x ns, and SCALE x bytes, of what is stored with a variable."""
+        known = self._own.get(id(costs))
+        if known is None:
+            values, zeros = self.domains.alive(variable), self.domains.alive(setting)
+            ns, num_bytes = (table[zeros[:, None], values] * SCALE for table in costs)
+            known = self._own[id(costs)] = (costs, ns, num_bytes)
+        return known[1:]
 
     # -- terms -------------------------------------------------------------------------------------------------
 
@@ -248,14 +276,13 @@ class Parts:
         self._add_shares(tables, term, [1] * len(term.slots), together, kind, number)
         self._add_producer_share(tables, term, [1] * len(term.slots), kind, number)
 
-    def _policies(
-        self, regions: Sequence[int], kind: PartKind, number: int
-    ) -> Iterator[tuple[tuple[int, ...], RegionPolicy]]:
-        """(place of each region's setting among the possible ones, policy), for all of them."""
+    def _policies(self, regions: Sequence[int], kind: PartKind, number: int) -> list[RegionPolicy]:
+        """The treatment of regions under all their possible settings, the last region's changing fastest."""
         options = [self.domains.modes(region) for region in regions]
-        for places in itertools.product(*(range(len(modes)) for modes in options)):
-            chosen = {region: modes[place] for region, modes, place in zip(regions, options, places, strict=True)}
-            yield places, self.costed.policy(chosen, kind, number)
+        return [
+            self.costed.policy(dict(zip(regions, modes, strict=True)), kind, number)
+            for modes in itertools.product(*options)
+        ]
 
     def _over_settings(
         self,
@@ -263,12 +290,28 @@ class Parts:
         kind: PartKind,
         number: int,
         make: Callable[[RegionPolicy], tuple[np.ndarray, np.ndarray]],
+        case: Callable[[RegionPolicy], Hashable] | None = None,
     ) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-        """(settings that matter, SCALE x ns, SCALE x bytes) of what ``make`` gives under all settings of regions."""
+        """(settings that matter, SCALE x ns, SCALE x bytes) of what ``make`` gives under all settings of regions.
+
+        Args:
+            regions: which ones.
+            kind: the part.
+            number: its run.
+            make: SCALE x ns and SCALE x bytes, of one shape.
+            case: what ``make`` depends on, so that it is asked once for each; None: it is asked for every setting.
+        """
         regions = [region for region in regions if self.model.places.recomputes(region)]
-        made = [make(policy) for _, policy in self._policies(regions, kind, number)]
-        shape = tuple(len(self.domains.modes(region)) for region in regions)
-        both = np.stack([np.stack(pair) for pair in made]).reshape(*shape, 2, *made[0][0].shape)
+        policies = self._policies(regions, kind, number)
+        cases = [place if case is None else case(policy) for place, policy in enumerate(policies)]
+        found = {key: make(policy) for key, policy in dict(zip(cases, policies, strict=True)).items()}
+        if len(found) == 1:
+            return (), *found[cases[0]]
+        first, _ = found[cases[0]]
+        both = np.empty((len(cases), 2, *first.shape), dtype=np.int64)
+        for place, key in enumerate(cases):
+            both[place, 0], both[place, 1] = found[key]
+        both = both.reshape(*(len(self.domains.modes(region)) for region in regions), *both.shape[1:])
         settings = tuple(self.model.recompute_variable(region) for region in regions)
         settings, both = _without_equal_dims(settings, both)
         ns, num_bytes = np.moveaxis(both, len(settings), 0)
@@ -286,7 +329,14 @@ class Parts:
                 return
             self._share_out(tables, term, kind, number)  # what is left open here stays a lower bound
             return
-        scope, ns, num_bytes = self._over_settings(term.regions, kind, number, lambda policy: term.dense(alive, policy))
+        if is_pair(term):
+            pair = PairTables(term, alive)
+            found = self._over_settings(
+                term.regions, kind, number, lambda policy: pair.of(pair.case(policy)), pair.case
+            )
+        else:
+            found = self._over_settings(term.regions, kind, number, lambda policy: term.dense(alive, policy))
+        scope, ns, num_bytes = found
         tables.append(((*scope, *term.variables), ns, num_bytes))
 
     def _add_pattern_term(self, tables: list[_Table], term: Term, kind: PartKind, number: int) -> None:
@@ -388,7 +438,10 @@ class Parts:
                 num_bytes = term.shared_bytes(position, alive, policy, keeping, copies)
                 return ns, np.zeros_like(ns) if num_bytes is None else num_bytes
 
-            scope, ns, num_bytes = self._over_settings((slot.region,), kind, number, make)
+            def case(policy: RegionPolicy, position: int = index) -> Hashable:
+                return term.share_case(position, policy, together)
+
+            scope, ns, num_bytes = self._over_settings((slot.region,), kind, number, make, case)
             if term.producer is None:
                 ns, num_bytes = ns[..., 0, :], num_bytes[..., 0, :]
                 scope = (*scope, slot.variable)

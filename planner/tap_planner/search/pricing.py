@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
+from tap_planner.operators import OUTPUT
 from tap_planner.search.choices import Choices
+from tap_planner.search.configuration import Recompute
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.model import PartKind
 from tap_planner.search.terms import Term
 from tap_planner.search.views import PartView, views_of
+
+MAX_KNOWN = 4096
+"""Prices of one part that are remembered; most solutions of a search differ in few of their parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,7 @@ class _Total:
 
     def __init__(self, costed: CostedModel) -> None:
         self._costed = costed
+        self._parts = _KNOWN.setdefault(costed, {})
         self.ns = self.own_bytes = self.activation_bytes = 0
         self._level = 0
         """The highest ZeRO level met in runs."""
@@ -54,48 +62,161 @@ class _Total:
 
     def add_part(self, view: PartView) -> None:
         """Add the variables and terms of a part."""
-        model = self._costed.model
-        part = model.part(view.kind, view.number)
-        for variable in part.variables:
-            value = view.value(variable)
-            if variable < model.num_operators:
-                ns = self._costed.operator_ns(variable)
-                mode = 0
-                if len(ns) > 1:
-                    mode = view.value(model.recompute_variable(int(model.region_of[variable])))
-                self.ns += view.times * int(ns[mode, value])
-                self.own_bytes += view.times * int(self._costed.result_bytes(variable)[value])
-            for mask, (ns, num_bytes) in self._costed.parameter_costs(variable).items():
-                zero = view.zero(variable, mask)
-                self.ns += view.times * int(ns[zero, value])
-                self.own_bytes += view.times * int(num_bytes[zero, value])
-                self._note_level(variable, value, mask, zero)
-            if self._costed.makes_room(variable, view.kind):
-                self._with_room.append((variable, value))
-        for term in part.terms:
-            self.add_term(term, view)
+        key = (view.kind, view.number)
+        if key not in self._parts:
+            self._parts[key] = _PartPrices(self._costed, *key)
+        price = self._parts[key].of(view)
+        self.ns += view.times * price.ns
+        self.own_bytes += view.times * price.own_bytes
+        self.activation_bytes += view.times * price.activation_bytes
+        self._level = max(self._level, price.level)
+        self._with_room.extend(price.with_room)
 
-    def _note_level(self, variable: int, value: int, mask: int, zero: int) -> None:
-        """Remember the highest level in runs."""
-        model = self._costed.model
-        if model.places.recomputes(model.first_region(variable)):
-            self._level = max(self._level, self._costed.level_of(variable, value, mask, zero))
+    def add_term(self, term: Term, view: PartView) -> None:
+        """Add a term."""
+        values = {variable: view.value(variable) for variable in term.variables}
+        modes = {region: view.recompute(region) for region in term.regions}
+        ns, num_bytes = _term_price(term, view, values, modes)
+        self.ns += view.times * ns * self._costed.repeat
+        self.activation_bytes += view.times * num_bytes
 
     def whole_bytes(self) -> int:
         """Room for whole copies, for the highest ZeRO level in runs."""
         return sum(int(self._costed.whole_bytes(variable, self._level)[value]) for variable, value in self._with_room)
 
-    def add_term(self, term: Term, view: PartView) -> None:
-        """Add a term."""
-        source = 0 if term.producer is None else view.value(term.producer)
-        choices = tuple(view.value(slot.variable) for slot in term.slots)
-        policy = view.policy(term.regions)
-        last = view.kind is PartKind.LAST
-        key = (term.tensor, last, source, choices, tuple(policy.modes.values()))
-        points = self._costed.model.points
-        if key not in points:
-            regions = zip(choices, (slot.region for slot in term.slots), strict=True)
-            points[key] = term.point(tuple(regions), source, policy)
-        ns, num_bytes = points[key]
-        self.ns += view.times * ns * self._costed.repeat
-        self.activation_bytes += view.times * num_bytes
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PartPrice:
+    """What one occurrence of a part costs."""
+
+    ns: int
+    own_bytes: int
+    """Without room for whole copies."""
+    activation_bytes: int
+    level: int
+    """The highest ZeRO level, if the part lies in runs."""
+    with_room: tuple[tuple[int, int], ...]
+    """(variable, value) of what makes room for whole copies."""
+
+
+class _PartPrices:
+    """Prices of one part, by the values of the variables that it depends on.
+
+    Args:
+        costed: the model under the configuration.
+        kind: which part.
+        number: the run of a link.
+    """
+
+    def __init__(self, costed: CostedModel, kind: PartKind, number: int) -> None:
+        part = costed.model.part(kind, number)
+        self._terms = tuple((term, term.regions) for term in part.terms)
+        self._variables = tuple(dict.fromkeys(_variables(costed, kind, number)))
+        self._known: dict[tuple[int, ...], _PartPrice] = {}
+
+    def of(self, view: PartView) -> _PartPrice:
+        """What the part costs where it stands so."""
+        key = tuple([view.value(variable) for variable in self._variables])
+        price = self._known.get(key)
+        if price is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            price = self._known[key] = self._price(view, dict(zip(self._variables, key, strict=True)))
+        return price
+
+    def _price(self, view: PartView, values: dict[int, int]) -> _PartPrice:
+        costed = view.costed
+        ns = activation_bytes = 0
+        modes: dict[int, Recompute] = {}
+        for term, regions in self._terms:
+            for region in regions:
+                if region not in modes:
+                    modes[region] = view.recompute(region)
+            term_ns, num_bytes = _term_price(term, view, values, {region: modes[region] for region in regions})
+            ns += term_ns * costed.repeat
+            activation_bytes += num_bytes
+        own = _OwnCosts(view, values)
+        return _PartPrice(
+            ns=ns + own.ns,
+            own_bytes=own.num_bytes,
+            activation_bytes=activation_bytes,
+            level=own.level,
+            with_room=tuple(own.with_room),
+        )
+
+
+_KNOWN: WeakKeyDictionary[CostedModel, dict[tuple[PartKind, int], _PartPrices]] = WeakKeyDictionary()
+"""Prices of parts, for as long as their configuration is in use."""
+
+
+def _variables(costed: CostedModel, kind: PartKind, number: int) -> Iterator[int]:
+    """The variables that the price of a part depends on."""
+    model = costed.model
+    part = model.part(kind, number)
+    yield from part.variables
+    for term in part.terms:
+        yield from term.variables
+    regions = {region: None for term in part.terms for region in term.regions}
+    for variable in part.variables:
+        if variable < model.num_operators:
+            regions[int(model.region_of[variable])] = None
+        group = model.zero_group(variable)
+        for mask in costed.parameter_costs(variable):
+            if len(costed.zero_options(mask, inside=costed.lies_in_run(group))) > 1:
+                yield model.zero_variable(group, mask)
+    yield from (model.recompute_variable(region) for region in regions if len(costed.options(region)) > 1)
+
+
+class _OwnCosts:
+    """Costs of the variables of a part by themselves."""
+
+    def __init__(self, view: PartView, values: dict[int, int]) -> None:
+        self._view = view
+        self._costed = view.costed
+        self._model = view.costed.model
+        self.ns = self.num_bytes = self.level = 0
+        self.with_room: list[tuple[int, int]] = []
+        for variable in self._model.part(view.kind, view.number).variables:
+            value = values[variable]
+            if variable < self._model.num_operators:
+                self._add_operator(variable, value)
+            for mask, (ns, num_bytes) in self._costed.parameter_costs(variable).items():
+                zero = view.zero(variable, mask)
+                self.ns += int(ns[zero, value])
+                self.num_bytes += int(num_bytes[zero, value])
+                self._note_level(variable, value, mask, zero)
+            if self._costed.makes_room(variable, view.kind):
+                self.with_room.append((variable, value))
+
+    def _add_operator(self, index: int, strategy: int) -> None:
+        ns = self._costed.operator_ns(index)
+        mode = 0
+        if len(ns) > 1:
+            mode = self._view.value(self._model.recompute_variable(int(self._model.region_of[index])))
+        self.ns += int(ns[mode, strategy])
+        if self._model.graph.operators[index].type == OUTPUT:
+            self.num_bytes += int(self._costed.result_bytes(index)[strategy])
+
+    def _note_level(self, variable: int, value: int, mask: int, zero: int) -> None:
+        """Remember the highest level in runs."""
+        if self._model.places.recomputes(self._model.first_region(variable)):
+            self.level = max(self.level, self._costed.level_of(variable, value, mask, zero))
+
+
+def _term_price(term: Term, view: PartView, values: dict[int, int], modes: dict[int, Recompute]) -> tuple[int, int]:
+    """(ns of one microbatch, bytes) of a term.
+
+    Args:
+        term: the term.
+        view: where it stands.
+        values: of its variables.
+        modes: how its regions recompute.
+    """
+    source = 0 if term.producer is None else values[term.producer]
+    choices = tuple([values[slot.variable] for slot in term.slots])
+    key = (term.tensor, view.kind is PartKind.LAST, source, choices, tuple(modes.values()))
+    points = view.costed.model.points
+    if key not in points:
+        regions = zip(choices, (slot.region for slot in term.slots), strict=True)
+        points[key] = term.point(tuple(regions), source, view.costed.policy(modes, view.kind, view.number))
+    return points[key]

@@ -102,9 +102,23 @@ class Term:
         first = (self.producer_region,) if self.producer_keeps else ()
         return tuple(dict.fromkeys((*first, *(slot.region for slot in self.slots))))
 
+    # -- redistributions ---------------------------------------------------------------------------------------
+
+    def between(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """ns from states to states, over the broadcast shape of the two."""
+        return self.cost_ns.take(source * len(self.cost_ns) + target)
+
+    def gradient_ns(self, gradient: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """``between`` from states of the gradient, of which -1 (there is none) costs nothing, to those wanted."""
+        needed = gradient >= 0
+        if not needed.any():
+            return np.zeros(np.broadcast_shapes(gradient.shape, wanted.shape), dtype=np.int64)
+        ns = self.between(gradient, wanted)
+        return ns if needed.all() else np.where(needed, ns, 0)
+
     # -- exact -------------------------------------------------------------------------------------------------
 
-    def _is_remade(self, policy: RegionPolicy) -> bool:
+    def is_remade(self, policy: RegionPolicy) -> bool:
         """Whether the producer runs again by itself, so that its output need not be kept."""
         return self.producer_rerun and policy.mode(self.producer_region) is Recompute.SELECTIVE
 
@@ -117,7 +131,7 @@ class Term:
             policy: treatment of regions.
         """
         src, want = int(self.source[source]), int(self.wanted[source])
-        remade = self._is_remade(policy)
+        remade = self.is_remade(policy)
         edges: dict[tuple[int, int], set[int]] = {}
         needed: set[tuple[int, int]] = set()
         kept: set[int] = set()
@@ -164,7 +178,7 @@ class Term:
         gradients = [spread(slot.gradient, slot.variable) for slot in self.slots]
         shape = tuple(len(values) for values in alive)
         ns = np.zeros(shape, dtype=np.int64)
-        remade = self._is_remade(policy)
+        remade = self.is_remade(policy)
         entries: list[tuple[np.ndarray, np.ndarray]] = []
         true, false = np.ones([1] * rank, dtype=bool), np.zeros([1] * rank, dtype=bool)
         if self.producer_keeps and policy.counts(self.producer_region, remade=remade):
@@ -232,20 +246,34 @@ class Term:
         """
         slot = self.slots[index]
         src, want = self._producer_states(alive[0])
-        destination, gradient = slot.destination[alive[1]][None, :], slot.gradient[alive[1]][None, :]
-        ns = np.where(gradient >= 0, self.cost_ns[gradient, want], 0)
+        destination, gradient = slot.destination[alive[1]], slot.gradient[alive[1]]
+        ns = self.gradient_ns(gradient, want)
         if self.producer is not None:
-            again = (mode is Recompute.FULL and together) or (
-                mode is Recompute.SELECTIVE and self.producer_rerun and (slot.kept or slot.rerun)
-            )
-            ns = ns + self.cost_ns[src, destination] * (2 if again else 1)
-        shared = ns * SCALE // total
+            forward = self.between(src, destination)
+            ns = ns + (forward * 2 if self._runs_twice(slot, mode, together) else forward)
+        scaled = ns * SCALE
+        shared = scaled // total
         if split:
-            keys = zip(destination[0].tolist(), gradient[0].tolist(), strict=True)
+            keys = zip(destination.tolist(), gradient.tolist(), strict=True)
             parts = np.array([split[key][index] if key in split else -1 for key in keys], dtype=np.int64)
-            whole, remainder = np.divmod(ns * SCALE, PARTS)
-            shared = np.where(parts >= 0, whole * parts + remainder * parts // PARTS, shared)
-        return np.where(ns >= UNREACHABLE, INFINITE, shared)
+            whole, remainder = np.divmod(scaled, PARTS)
+            moved = whole * parts + remainder * parts // PARTS
+            listed = parts >= 0
+            shared = moved if listed.all() else np.where(listed, moved, shared)
+        forbidden = ns >= UNREACHABLE
+        return np.where(forbidden, INFINITE, shared) if forbidden.any() else shared
+
+    def share_case(self, index: int, policy: RegionPolicy, together: bool) -> tuple[bool, bool | None]:
+        """All that ``shared_time`` and ``shared_bytes`` of a slot depend on of the treatment of regions."""
+        slot = self.slots[index]
+        twice = self._runs_twice(slot, policy.mode(slot.region), together)
+        return twice, self._keeps(slot, policy, self.is_remade(policy))
+
+    def _runs_twice(self, slot: Slot, mode: Recompute, together: bool) -> bool:
+        """Whether a slot's region repeats forward's redistribution."""
+        return (mode is Recompute.FULL and together) or (
+            mode is Recompute.SELECTIVE and self.producer_rerun and (slot.kept or slot.rerun)
+        )
 
     def shared_bytes(
         self,
@@ -266,7 +294,7 @@ class Term:
         """
         if not self.is_activation:
             return None
-        remade = self._is_remade(policy)
+        remade = self.is_remade(policy)
         src = self._producer_states(alive[0])[0]
         if position == len(self.slots):
             if not (self.producer_keeps and policy.counts(self.producer_region, remade=remade)):
@@ -276,9 +304,8 @@ class Term:
         how = self._keeps(slot, policy, remade)
         if how is None:
             return None
-        state = slot.destination[alive[1]][None, :] if how else src
-        width = np.zeros((1, len(alive[1])), dtype=np.int64)
-        return self._kept_share(np.broadcast_to(state + width, (len(src), len(alive[1]))), position, keeping, split)
+        state = slot.destination[alive[1]] if how else src
+        return np.broadcast_to(self._kept_share(state, position, keeping, split), (len(src), len(alive[1])))
 
     def _producer_states(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """[values, 1] state of the producer's output, and the one wanted of its gradient."""
@@ -327,7 +354,7 @@ class Term:
 
     def kept_states(self, strategies: Sequence[int], source: int, policy: RegionPolicy) -> list[tuple[int, int]]:
         """(position, state) of every reader that keeps a copy; the producer's position is the number of slots."""
-        src, remade = int(self.source[source]), self._is_remade(policy)
+        src, remade = int(self.source[source]), self.is_remade(policy)
         found: list[tuple[int, int]] = []
         for position, (slot, strategy) in enumerate(zip(self.slots, strategies, strict=True)):
             how = self._keeps(slot, policy, remade)

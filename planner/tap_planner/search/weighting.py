@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -48,6 +50,61 @@ class Outcome:
         return SCALE * (weights.time * self.ns + weights.memory * self.num_bytes)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Tables one after the other in flat arrays, so that all of them are weighted at once."""
+
+    scopes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    ends: tuple[int, ...]
+    """Where each table ends."""
+    ns: np.ndarray
+    """[entries] SCALE x ns."""
+    num_bytes: np.ndarray
+    """[entries] SCALE x bytes."""
+    activation: np.ndarray
+    """[entries] whether the bytes are those of activations."""
+    forbidden: np.ndarray
+    """Places of what can never be chosen."""
+
+    def weighted(self, weights: Weights) -> list[Factor]:
+        """The tables as factors of one weighted cost."""
+        cost = self.ns * weights.time
+        if weights.memory:
+            memory = self.num_bytes * weights.memory
+            if weights.divisor != 1:
+                np.floor_divide(memory, weights.divisor, out=memory, where=self.activation)
+            cost += memory
+        cost[self.forbidden] = INFINITE
+        return [Factor(scope, table) for scope, table in zip(self.scopes, self.cut(cost), strict=True)]
+
+    def cut(self, flat: np.ndarray) -> list[np.ndarray]:
+        """The tables of a flat array."""
+        starts = (0, *self.ends[:-1])
+        rows = zip(starts, self.ends, self.shapes, strict=True)
+        return [flat[start:end].reshape(shape) for start, end, shape in rows]
+
+
+def _block(
+    scopes: Sequence[tuple[int, ...]],
+    ns: Sequence[np.ndarray],
+    num_bytes: Sequence[np.ndarray],
+    activations: Sequence[bool],
+) -> _Block:
+    """The block of at least one table."""
+    sizes = [table.size for table in ns]
+    flat_ns = np.concatenate([table.reshape(-1) for table in ns])
+    return _Block(
+        scopes=tuple(scopes),
+        shapes=tuple(table.shape for table in ns),
+        ends=tuple(itertools.accumulate(sizes)),
+        ns=flat_ns,
+        num_bytes=np.concatenate([table.reshape(-1) for table in num_bytes]),
+        activation=np.repeat(activations, sizes),
+        forbidden=np.flatnonzero(flat_ns >= int(INFINITE) >> 6),
+    )
+
+
 @dataclass(slots=True)
 class PartTables:
     """Cost tables of a part before weighting."""
@@ -60,8 +117,6 @@ class PartTables:
     """SCALE x bytes."""
     activations: list[bool] = field(default_factory=list)
     """Whether the bytes are those of activations."""
-    forbidden: list[np.ndarray | None] = field(default_factory=list)
-    """What can never be chosen; None where everything can."""
     options: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]] = field(default_factory=list)
     """Tables with a leading dim of options, of which the cheapest counts: (scope, SCALE x ns, SCALE x bytes)."""
     domains: dict[int, int] = field(default_factory=dict)
@@ -70,17 +125,20 @@ class PartTables:
     """Variables that the part has in common with the rest."""
     order: tuple[int, ...] | None = None
     """Elimination order, once it is known."""
+    _blocks: list[_Block] = field(default_factory=list)
+    """All tables but those added since they were last weighted or copied."""
 
     def copy(self) -> PartTables:
         """The same tables, to which others can be added."""
+        self._close_block()
         return replace(
             self,
             scopes=self.scopes.copy(),
             ns=self.ns.copy(),
             num_bytes=self.num_bytes.copy(),
             activations=self.activations.copy(),
-            forbidden=self.forbidden.copy(),
             options=self.options.copy(),
+            _blocks=self._blocks.copy(),
         )
 
     def add(self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray, *, activation: bool = True) -> None:
@@ -99,8 +157,6 @@ class PartTables:
         self.ns.append(ns)
         self.num_bytes.append(num_bytes)
         self.activations.append(activation)
-        forbidden = ns >= int(INFINITE) >> 6
-        self.forbidden.append(forbidden if forbidden.any() else None)
 
     def add_options(self, scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray) -> None:
         """Add a table of which the cheapest option counts.
@@ -117,15 +173,19 @@ class PartTables:
 
     def weighted(self, weights: Weights) -> list[Factor]:
         """The tables as factors of one weighted cost."""
-        factors: list[Factor] = []
-        for number, scope in enumerate(self.scopes):
-            table = self.ns[number] * weights.time
-            if weights.memory:
-                divisor = weights.divisor if self.activations[number] else 1
-                table = table + self.num_bytes[number] * weights.memory // divisor
-            forbidden = self.forbidden[number]
-            factors.append(Factor(scope, table if forbidden is None else np.where(forbidden, INFINITE, table)))
+        self._close_block()
+        factors = [factor for block in self._blocks for factor in block.weighted(weights)]
         for scope, ns, num_bytes in self.options:
             table = ns * weights.time + num_bytes * weights.memory
             factors.append(Factor(scope, table.min(axis=0)))
         return factors
+
+    def _close_block(self) -> None:
+        """Put the tables that were added into a block, of which they become parts."""
+        first = sum(len(block.scopes) for block in self._blocks)
+        if first == len(self.scopes):
+            return
+        added = slice(first, None)
+        block = _block(self.scopes[added], self.ns[added], self.num_bytes[added], self.activations[added])
+        self._blocks.append(block)
+        self.ns[added], self.num_bytes[added] = block.cut(block.ns), block.cut(block.num_bytes)

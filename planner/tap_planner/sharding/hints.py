@@ -39,10 +39,15 @@ def block_hints(graph: Graph) -> Mapping[str, tuple[tuple[int, ...], ...]]:
                 if neighbour not in queued:
                     queued.add(neighbour)
                     queue.append(neighbour)
-    return {
-        operator.id: _factor_hints(rules[index], (*operator.inputs, *operator.outputs), hints)
-        for index, operator in enumerate(graph.operators)
-    }
+    hinted = {name for (name, _), known in hints.items() if known}
+    found: dict[str, tuple[tuple[int, ...], ...]] = {}
+    for operator, rule in zip(graph.operators, rules, strict=True):
+        names = (*operator.inputs, *operator.outputs)
+        if hinted.isdisjoint(names):
+            found[operator.id] = ((),) * len(rule.factors)
+        else:
+            found[operator.id] = _factor_hints(rule, names, hints)
+    return found
 
 
 def _has_compound(rule: FactorRule) -> bool:

@@ -132,10 +132,18 @@ def dim_segments(
         The segments, outermost first, or None where the placements do not fit the dim: block counts that do not
         nest, or a segment other than the last that its axes do not divide evenly.
     """
+    splits = tuple((axis, p.blocks) for axis, p in enumerate(placements) if p.is_shard and p.dim == dim)
+    return cut_dim(size, splits, mesh_shape, extra_blocks)
+
+
+@cache
+def cut_dim(
+    size: int, splits: tuple[tuple[int, int], ...], mesh_shape: tuple[int, ...], extra_blocks: tuple[int, ...] = ()
+) -> tuple[Segment, ...] | None:
+    """``dim_segments`` of a dim by what splits it: (axis, block count), outermost axis first."""
     by_blocks: dict[int, list[int]] = {blocks: [] for blocks in extra_blocks}
-    for axis, placement in enumerate(placements):
-        if placement.is_shard and placement.dim == dim:
-            by_blocks.setdefault(placement.blocks, []).append(axis)
+    for axis, blocks in splits:
+        by_blocks.setdefault(blocks, []).append(axis)
     counts = sorted(by_blocks)
     if not counts:
         return (Segment(size, ()),)

@@ -21,7 +21,7 @@ from tap_planner.sharding.placement import (
     Placement,
     Placements,
     Segment,
-    dim_segments,
+    cut_dim,
     local_shape,
     segment_length,
 )
@@ -71,10 +71,17 @@ def segmented(
     shape: tuple[int, ...], placements: Placements, mesh_shape: tuple[int, ...], wanted: tuple[Placement, ...]
 ) -> SegmentedShape | None:
     """Cut the dims at the block counts of ``placements`` and of the ``wanted`` shards; None if that is impossible."""
+    splits: dict[int, list[tuple[int, int]]] = {}
+    for axis, placement in enumerate(placements):
+        if placement.is_shard:
+            splits.setdefault(placement.dim, []).append((axis, placement.blocks))
+    extra: dict[int, set[int]] = {}
+    for placement in wanted:
+        if placement.is_shard:
+            extra.setdefault(placement.dim, set()).add(placement.blocks)
     dims: list[tuple[Segment, ...]] = []
     for dim, size in enumerate(shape):
-        extra = tuple(sorted({p.blocks for p in wanted if p.is_shard and p.dim == dim}))
-        segments = dim_segments(size, placements, dim, mesh_shape, extra)
+        segments = cut_dim(size, tuple(splits.get(dim, ())), mesh_shape, tuple(sorted(extra.get(dim, ()))))
         if segments is None:
             return None
         dims.append(segments)
@@ -113,17 +120,13 @@ def make_step(
         return None
     if _is_simple(placements, axis, source, target):
         return Step(kind=kind, axis=axis, source=source, target=target)
-    after = (*placements[:axis], target, *placements[axis + 1 :])
-    before_cut = segmented(shape, placements, mesh_shape, (source, target))
-    after_cut = segmented(shape, after, mesh_shape, (source, target))
-    if before_cut is None or after_cut is None:
+    inner = placements[axis + 1 :]
+    if any(placement.is_shard and placement in inner for placement in (source, target)):
         return None
-    for placement in (source, target):
-        if placement.is_shard and any(
-            other.is_shard and other.dim == placement.dim and other.blocks == placement.blocks
-            for other in placements[axis + 1 :]
-        ):
-            return None
+    after = (*placements[:axis], target, *inner)
+    before_cut = segmented(shape, placements, mesh_shape, (source, target))
+    if before_cut is None or segmented(shape, after, mesh_shape, (source, target)) is None:
+        return None
     if kind == "all_to_all":
         (source_dim, source_segment), (target_dim, target_segment) = before_cut.positions
         if (source_dim, source_segment) == (target_dim, target_segment):

@@ -1,0 +1,401 @@
+"""Best-first search over the configurations of some of the meshes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+
+from tap_planner.plan import Decisions
+from tap_planner.search.assemble import assemble
+from tap_planner.search.configuration import Settings
+from tap_planner.search.enumeration import SearchSpace
+from tap_planner.search.limited import LimitedSearch, least_memory
+from tap_planner.search.proof import UNPROVEN, Leaf, Proof, ProofKind, mesh_label
+from tap_planner.search.request import SearchRequest
+from tap_planner.search.solver import Solver
+from tap_planner.search.weighting import Outcome
+
+FEW_AXES = 2
+"""Meshes of more axes are looked at after those of so many, and with limited effort: their bounds are far from what can
+be reached, and there are many of them."""
+MAX_EFFORT = 60_000_000
+"""Table entries of the models that a lane runs stages for, of meshes of more axes, where there are others (20 s)."""
+LIGHT, HEAVY = 1, 10
+"""Roughly what stages cost: a relaxed model, and a tightened one."""
+
+_Setting = tuple[int, int]
+"""Index of the mesh, and of what regions may choose from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What lanes tell each other."""
+
+    best_ns: int | None = None
+    """Of the fastest plan; None: none is known."""
+    multiplier: Fraction = Fraction(0)
+    """One that served a configuration; 0: none has."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKey:
+    """Names the best plan of a configuration."""
+
+    mesh: int
+    setting: int
+    microbatches: int
+    room: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlan:
+    """The best plan of a configuration that a lane has met."""
+
+    key: PlanKey
+    ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenPlan:
+    """A plan as ``SearchResult`` holds it."""
+
+    objective_ns: int
+    memory_bytes: int
+    multiplier: Fraction
+    strategies: int
+    """Strategies of all operators on its mesh."""
+    write: Callable[[], Decisions]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a lane has to say in the end."""
+
+    leaves: tuple[Leaf, ...]
+    ended_ns: int | None
+    """No plan in what it left alone, or searched to the end, is faster; None: nothing fits in all of it."""
+    found: tuple[FoundPlan, ...]
+    """In the order of their configurations' first plans."""
+    configurations: int
+    solved: int
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A configuration in the queue."""
+
+    setting: _Setting
+    microbatches: int
+    bound_ns: int
+    room: int | None = None
+    """Highest ZeRO level in runs, for which there is room; None: any, without room (a lower bound)."""
+    state: LimitedSearch | None = None
+    screened: bool = False
+    """Whether the graph of fewer microbatches has given its bound."""
+    excluded: bool = False
+    """Whether that has shown that nothing fits."""
+    last: bool = False
+    """Whether larger microbatch counts are excluded as well."""
+    followed: bool = False
+    """Whether the next microbatch count has been queued."""
+    proof: Proof = UNPROVEN
+    """By what the bound is proven, as far as elimination goes."""
+    settled: bool = False
+    """Whether multiples of the microbatch count are excluded as well."""
+
+    @property
+    def key(self) -> PlanKey:
+        """Of its plan."""
+        return PlanKey(*self.setting, self.microbatches, self.room)
+
+
+class Lane:
+    """The search over some of the meshes: ``choose`` and ``advance`` by turns, until nothing is left to choose.
+
+    Args:
+        request: the search.
+        space: its space.
+        meshes: numbers of the meshes.
+    """
+
+    def __init__(self, request: SearchRequest, space: SearchSpace, meshes: Sequence[int]) -> None:
+        self._request = request
+        self._space = space
+        self._counts = space.counts
+        self._known = Known()
+        self._unlimited: dict[_Setting, dict[int, Proof]] = {}
+        """By microbatch count, for those whose own graph was looked at, what is proven of its multiples."""
+        self._settled: dict[_Setting, set[int]] = {}
+        self._queue: list[tuple[bool, int, _Setting, int, int, _Candidate]] = []
+        self._order = 0
+        self._chosen: _Candidate | None = None
+        self._ended: list[int] = []
+        self._solved: set[tuple[_Setting, int]] = set()
+        self._leaves: list[Leaf] = []
+        self._found: dict[PlanKey, tuple[_Candidate, Outcome]] = {}
+        self._hints_of_bounds: dict[_Setting, Fraction] = {}
+        self._best: tuple[_Candidate, Outcome] | None = None
+        self._settings: dict[_Setting, Settings] = {}
+        has_few = any(len(mesh.axes) <= FEW_AXES for mesh in request.meshes)
+        self._is_late = [has_few and len(mesh.axes) > FEW_AXES for mesh in request.meshes]
+        """By mesh, whether it comes after the others, with limited effort."""
+        self._effort = 0
+        """Table entries of the models that stages were run for, of such meshes."""
+        for mesh in meshes:
+            self._start(mesh)
+        self._configurations = len(self._queue) * len(self._counts)
+
+    def _start(self, mesh: int) -> None:
+        bound = self._space.least_ns(mesh)
+        for number, choices in enumerate(self._space.settings(mesh)):
+            self._settings[mesh, number] = choices
+            self._unlimited[mesh, number] = {self._counts[0]: UNPROVEN}
+            proof = Proof(kind=ProofKind.SPLIT, bound_ns=bound)
+            self._push(_Candidate((mesh, number), self._counts[0], bound, screened=True, proof=proof))
+
+    def _solver(self, candidate: _Candidate, *, graph_of: int | None = None) -> Solver:
+        """A solver of a candidate; ``graph_of`` as in ``SearchSpace.costed``."""
+        settings = self._settings[candidate.setting]
+        return self._space.solver(
+            candidate.setting[0], settings, candidate.room, candidate.microbatches, graph_of=graph_of
+        )
+
+    # -- best first --------------------------------------------------------------------------------------------
+
+    def choose(self, known: Known) -> int | None:
+        """Choose the most promising configuration, and leave those that are not worth a look.
+
+        Args:
+            known: what all lanes have found.
+
+        Returns:
+            Roughly what it costs to ``advance`` it; None: nothing is left.
+        """
+        self._known = known
+        while self._queue:
+            candidate = heapq.heappop(self._queue)[-1]
+            if not self._good_enough(candidate.bound_ns) and not self._too_long(candidate):
+                self._chosen = candidate
+                return HEAVY if candidate.state is not None and candidate.state.has_crossed else LIGHT
+            self._ended.append(candidate.bound_ns)
+            if not candidate.followed and not candidate.last:
+                self._queue_next(candidate)
+            self._leave(candidate)
+        return None
+
+    def advance(self) -> Known:
+        """Run the next stage of the configuration that was chosen; returns what this lane has found."""
+        candidate = self._chosen
+        assert candidate is not None
+        self._chosen = None
+        multiplier = self._advance(candidate)
+        state = candidate.state
+        if state is not None and not candidate.followed:
+            self._follow(candidate, state)
+        if candidate.excluded:
+            if not candidate.last:
+                self._queue_next(candidate)
+            self._leave(candidate)
+        elif state is None or not state.finished:
+            for following in self._split(candidate):
+                self._push(following)
+        else:
+            self._leave(candidate)
+            if not state.infeasible:
+                self._ended.append(state.bound_ns)
+        return Known(None if self._best is None else self._best[1].ns, multiplier)
+
+    def polish(self) -> PlanKey:
+        """Take the best plan's configuration through its own stages short of the master: within the gap its rounding
+        may still hold decisions that cost a little and puzzle a reader. Returns which it is."""
+        assert self._best is not None
+        candidate = self._best[0]
+        while candidate.state is not None and not candidate.state.finished and not candidate.state.only_master_left:
+            self._advance(candidate)
+        return self._best[0].key
+
+    def _leave(self, candidate: _Candidate) -> None:
+        """A part of the space is done with: note how it is bounded."""
+        self._leaves.append(
+            Leaf(
+                mesh=mesh_label(self._request.meshes[candidate.setting[0]]),
+                setting=candidate.setting[1],
+                room=candidate.room,
+                microbatches=candidate.microbatches,
+                and_more=candidate.last,
+                and_multiples=candidate.settled,
+                proof=candidate.proof,
+                solver_ns=max(candidate.bound_ns, candidate.proof.bound_ns),
+            )
+        )
+
+    def _split(self, candidate: _Candidate) -> list[_Candidate]:
+        """A candidate whose bound leaves out room for whole copies, as one candidate for each highest ZeRO level."""
+        state = candidate.state
+        levels = self._settings[candidate.setting].levels
+        if state is None or candidate.room is not None or not state.has_crossed or levels[-1] < 2:
+            return [candidate]
+        if not candidate.followed:
+            candidate.followed = True
+            self._queue_next(candidate)
+        return [
+            _Candidate(
+                candidate.setting,
+                candidate.microbatches,
+                candidate.bound_ns,
+                level,
+                screened=True,
+                followed=True,
+                proof=candidate.proof,
+            )
+            for level in levels
+        ]
+
+    def _push(self, candidate: _Candidate) -> None:
+        self._order += 1
+        late = self._is_late[candidate.setting[0]]
+        place = (late, candidate.bound_ns, candidate.setting, candidate.microbatches, self._order)
+        heapq.heappush(self._queue, (*place, candidate))
+
+    @property
+    def _ceiling(self) -> int | None:
+        """Only faster plans matter."""
+        known = [ns for ns in (self._known.best_ns, self._best and self._best[1].ns) if ns is not None]
+        return min(known, default=None)
+
+    def _good_enough(self, bound_ns: int) -> bool:
+        """Whether nothing of this bound is worth a look."""
+        ceiling, wanted = self._ceiling, self._request.ceiling_ns
+        if wanted is not None and bound_ns >= wanted:
+            return True
+        return ceiling is not None and bound_ns >= ceiling * (1 - self._request.gap)
+
+    def _too_long(self, candidate: _Candidate) -> bool:
+        """Whether enough was done for meshes of many axes."""
+        return self._ceiling is not None and self._is_late[candidate.setting[0]] and self._effort >= MAX_EFFORT
+
+    def _note_effort(self, candidate: _Candidate, graph_of: int) -> None:
+        """A stage looks at the graph of so many microbatches."""
+        mesh = candidate.setting[0]
+        if self._is_late[mesh]:
+            self._effort += self._space.model(mesh, graph_of).num_entries
+
+    def _advance(self, candidate: _Candidate) -> Fraction:
+        """Run one stage; returns the multiplier that gave a plan, 0 for none."""
+        if not candidate.screened:
+            candidate.screened = True
+            bound = self._virtual_bound(candidate)
+            candidate.excluded = bound is None
+            candidate.bound_ns = max(candidate.bound_ns, bound or 0)
+            return Fraction(0)
+        if candidate.state is None:
+            self._solved.add((candidate.setting, candidate.microbatches))
+            candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes, gap=self._request.gap)
+        self._note_effort(candidate, candidate.microbatches)
+        state = candidate.state
+        state.advance(self._known.multiplier, self._ceiling)
+        candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
+        if state.proof.bound_ns > candidate.proof.bound_ns or state.proof.kind is ProofKind.INFEASIBLE:
+            candidate.proof = state.proof
+        if candidate.room is None:
+            count = candidate.microbatches
+            self._unlimited[candidate.setting][count] = replace(state.unlimited, graph_of=count)
+        if state.best is None:
+            return Fraction(0)
+        self._found[candidate.key] = (candidate, state.best)
+        if self._best is None or state.best.ns < self._best[1].ns:
+            self._best = (candidate, state.best)
+        return state.multiplier
+
+    def _virtual_bound(self, candidate: _Candidate) -> int | None:
+        """A lower bound from the graph of fewer microbatches; None where nothing fits.
+
+        With k times as many microbatches the same strategies take at least as long, and keep at least 1/k of the
+        activations; what is paid per microbatch for parameters is known. The largest count whose graph was looked at
+        anyway is nearest.
+        """
+        count = candidate.microbatches
+        graph_of = max(known for known in self._unlimited[candidate.setting] if count % known == 0)
+        self._note_effort(candidate, graph_of)
+        solver = self._solver(candidate, graph_of=graph_of)
+        virtual = LimitedSearch(solver, self._request.limit_bytes, count // graph_of, gap=self._request.gap)
+        hint = self._hints_of_bounds.get(candidate.setting, self._known.multiplier)
+        bound = virtual.virtual_bound_ns(hint, self._ceiling)
+        if virtual.multiplier:
+            self._hints_of_bounds[candidate.setting] = virtual.multiplier
+        candidate.last = virtual.parameters_too_large
+        if virtual.proof.bound_ns > candidate.proof.bound_ns or virtual.proof.kind is ProofKind.INFEASIBLE:
+            candidate.proof = replace(virtual.proof, graph_of=graph_of)
+        return bound
+
+    def _follow(self, candidate: _Candidate, state: LimitedSearch) -> None:
+        """Queue the next microbatch count that can matter, once the limit is seen to bind.
+
+        Where the limit costs nothing, multiples of the count cannot be faster.
+        """
+        if state.parameters_too_large or (state.is_unlimited_optimum and state.finished):
+            candidate.followed = True
+            candidate.last = state.parameters_too_large
+            if not state.parameters_too_large:
+                candidate.settled = True
+                self._settled.setdefault(candidate.setting, set()).add(candidate.microbatches)
+                self._queue_next(candidate)
+            return
+        if state.limit_binds or state.finished:
+            candidate.followed = True
+            self._queue_next(candidate)
+
+    def _queue_next(self, candidate: _Candidate) -> None:
+        settled = self._settled.get(candidate.setting, set())
+        for count in self._counts:
+            wanted = count > candidate.microbatches and not any(count % k == 0 for k in settled)
+            if wanted and self._space.is_allowed(candidate.setting[0], count):
+                known = self._unlimited[candidate.setting].items()
+                proof = max((proof for k, proof in known if count % k == 0), key=lambda proof: proof.bound_ns)
+                self._push(_Candidate(candidate.setting, count, proof.bound_ns, proof=proof))
+                return
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """How all is bounded, and what was found."""
+        return Report(
+            leaves=tuple(self._leaves),
+            ended_ns=min(self._ended, default=None),
+            found=tuple(FoundPlan(key=key, ns=outcome.ns) for key, (_, outcome) in self._found.items()),
+            configurations=self._configurations,
+            solved=len(self._solved),
+        )
+
+    def written(self, key: PlanKey) -> WrittenPlan:
+        """A plan that was met."""
+        candidate, outcome = self._found[key]
+        assert outcome.choices is not None and candidate.state is not None
+        request, choices = self._request, outcome.choices
+        model = self._space.model(key.mesh, key.microbatches)
+        configuration = candidate.state.configuration
+
+        @cache
+        def write() -> Decisions:
+            return assemble(model, configuration, choices.expand(), request.cluster, request.loss_output)
+
+        return WrittenPlan(
+            objective_ns=outcome.ns,
+            memory_bytes=outcome.num_bytes,
+            multiplier=candidate.state.multiplier,
+            strategies=model.num_strategies,
+            write=write,
+        )
+
+    def least_bytes(self) -> int:
+        """The least memory that any plan needs, of all microbatch counts."""
+        bounds: list[int] = []
+        for setting in self._settings:
+            count = max(count for count in self._counts if self._space.is_allowed(setting[0], count))
+            levels = self._settings[setting].levels
+            for room in levels if levels[-1] >= 2 else (None,):
+                bounds.append(least_memory(self._solver(_Candidate(setting, count, 0, room)))[0])
+        return min(bounds)
