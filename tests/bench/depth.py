@@ -60,7 +60,7 @@ def prepare(data: Path, layers: int) -> tuple[SearchRequest, float]:
         sizes = graphs.sizes
         sizes_s = time.perf_counter() - started
         assert sizes.signatures
-        for microbatches in (1, 2, 4, 8, 12, 16, 32, 64, 128):
+        for microbatches in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128):
             graphs.folded(microbatches)  # binding is no part of the search
             started = time.perf_counter()
             graphs.index(microbatches)

@@ -61,26 +61,29 @@ class Chain:
     def path(self, s: int, a: int, b: int) -> list[int]:
         """Boundary states of a cheapest chain, ``count + 2`` of them (ties: smallest states)."""
         states = [a]
+        known: dict[tuple[int, int, int], tuple[int, ...]] = {}
         for number, (k, _) in enumerate(self._suffixes):
             rest = self._suffixes[number + 1][1] if number + 1 < len(self._suffixes) else self.last
             current = states[-1]
             following = int((self._powers[k][s, current, :] + rest[s, :, b]).argmin())
-            self._expand(s, k, current, following, states)
+            states.extend(self._between(s, k, current, following, known))
         states.append(b)
         return states
 
-    def _expand(self, s: int, k: int, a: int, b: int, states: list[int]) -> None:
-        """Append the states after ``a`` of a cheapest path of 2 ** k links from a to b."""
-        stack = [(k, a, b)]
-        while stack:
-            level, start, end = stack.pop()
-            if level == 0:
-                states.append(end)
-                continue
-            half = self._powers[level - 1]
-            middle = int((half[s, start, :] + half[s, :, end]).argmin())
-            stack.append((level - 1, middle, end))
-            stack.append((level - 1, start, middle))
+    def _between(
+        self, s: int, k: int, a: int, b: int, known: dict[tuple[int, int, int], tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """The states after ``a`` of a cheapest path of 2 ** k links from a to b.
+
+        ``known`` has those of the (k, a, b) met before: most of a long chain is alike.
+        """
+        if k == 0:
+            return (b,)
+        if (k, a, b) not in known:
+            half = self._powers[k - 1]
+            middle = int((half[s, a, :] + half[s, :, b]).argmin())
+            known[k, a, b] = self._between(s, k - 1, a, middle, known) + self._between(s, k - 1, middle, b, known)
+        return known[k, a, b]
 
     def outside_of_links(self, outside: np.ndarray) -> np.ndarray:
         """Least cost of everything but one link, over all positions of that link among the ``count + 1``.

@@ -14,6 +14,7 @@ The search over configurations runs the stages of the most promising one, so tha
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -49,6 +50,8 @@ STEP = 2
 ROUGH = 64
 """A bound that cannot exclude a configuration need not be nearer to the best of its kind than this part of it."""
 
+FINE = 16
+"""Numerators of multipliers may be so large, where that leaves costs countable: there are few fractions below that."""
 PRECISION = Fraction(17, 16)
 """Multipliers as near as this need no further one between them."""
 POOL = 8
@@ -265,7 +268,10 @@ class LimitedSearch:
         slowest = max(slowest, self._solver.costed.dearest // LARGEST_ENTRY)
         most_bytes = max((found.num_bytes for found in known), default=1)
         weight = min(weight, Fraction(max(LARGEST_WEIGHTED // most_bytes, 1)))
-        return weight.limit_denominator(max(LARGEST_WEIGHTED // max(slowest, most_bytes * weight.__ceil__()), 1))
+        largest = LARGEST_WEIGHTED // max(slowest, most_bytes * math.ceil(weight))
+        if 0 < weight * largest < FINE:  # below 1, bytes count for less than they are
+            largest = min(math.ceil(FINE / weight), LARGEST_WEIGHTED // max(slowest, math.ceil(most_bytes * weight)))
+        return weight.limit_denominator(max(largest, 1))
 
     def _mix(self) -> None:
         """Mix the two solutions around the limit."""

@@ -56,7 +56,7 @@ class Places:
             position = run.start + run.count * run.period
         self.region_of[position:] = region
 
-    @property
+    @cached_property
     def num_regions(self) -> int:
         """Number of regions."""
         return int(self.region_of.max(initial=-1)) + 1
