@@ -137,6 +137,8 @@ class Lane:
         self._leaves: list[Leaf] = []
         self._found: dict[PlanKey, tuple[_Candidate, Outcome]] = {}
         self._hints_of_bounds: dict[_Setting, Fraction] = {}
+        self._tightened: dict[tuple[_Setting, int], Fraction] = {}
+        """By setting and microbatch count, the multiplier of the last tightened model, whatever there was room for."""
         self._best: tuple[_Candidate, Outcome] | None = None
         self._settings: dict[_Setting, Settings] = {}
         has_few = any(len(mesh.axes) <= FEW_AXES for mesh in request.meshes)
@@ -296,7 +298,10 @@ class Lane:
             candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes, gap=self._request.gap)
         self._note_effort(candidate, candidate.microbatches)
         state = candidate.state
-        state.advance(self._known.multiplier, self._ceiling)
+        siblings = (candidate.setting, candidate.microbatches)
+        state.advance(self._tightened.get(siblings, self._known.multiplier), self._ceiling)
+        if state.only_master_left and state.multiplier:
+            self._tightened[siblings] = state.multiplier
         candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
         if state.proof.bound_ns > candidate.proof.bound_ns or state.proof.kind is ProofKind.INFEASIBLE:
             candidate.proof = state.proof

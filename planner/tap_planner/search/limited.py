@@ -52,6 +52,8 @@ ROUGH = 64
 
 FINE = 16
 """Numerators of multipliers may be so large, where that leaves costs countable: there are few fractions below that."""
+NEAR = Fraction(5, 4)
+"""A multiplier of the tightened model is that much nearer to the best one than that of the relaxed one."""
 PRECISION = Fraction(17, 16)
 """Multipliers as near as this need no further one between them."""
 POOL = 8
@@ -153,7 +155,7 @@ class LimitedSearch:
         stage = stages[self._stage]
         self._stage += 1
         self._ceiling = ceiling_ns
-        if multiplier and not self.multiplier:
+        if multiplier:
             self._hint = multiplier
         stage()
         if self.best is not None and self.best.ns <= self.bound_ns:
@@ -285,20 +287,25 @@ class LimitedSearch:
     def _tighten(self) -> None:
         if self._limit is None or self._probe is None:
             return
-        self._evaluate(self._probe[1], exact=True)
         if self._solver.is_lean:
-            self._climb()
+            self._climb(self._probe[1])
         else:
-            self._cross_exactly()
+            self._cross_exactly(self._served(self._probe[1]))
         self._mix()
         if not self._is_near(self._ceiling):
             self._improve()
 
-    def _climb(self) -> None:
+    def _served(self, multiplier: Fraction) -> Fraction:
+        """A multiplier, or one near it that has served another configuration in the tightened model."""
+        near = self._hint and multiplier / NEAR <= self._hint <= multiplier * NEAR
+        return self._rounded(self._hint) if near else multiplier
+
+    def _climb(self, weight: Fraction) -> None:
         """Raise the multiplier while that raises the bound: where the limit is the least memory that there is the bound
         of the exact model never falls, only what tables leave open makes it."""
+        self._evaluate(weight, exact=True)
         assert self._probe is not None
-        weight, misses = self._probe[1], 0
+        misses = 0
         for _ in range(MAX_EXACT_CROSSINGS):
             before, higher = self._probe[0], self._rounded(weight * CLIMB)
             if higher <= weight or misses == MAX_MISSES or self._is_closed():
@@ -311,15 +318,14 @@ class LimitedSearch:
         """Whether the best solution meets the bound."""
         return self.best is not None and self.best.ns <= self.bound_ns
 
-    def _cross_exactly(self) -> None:
+    def _cross_exactly(self, last: Fraction) -> None:
         """Look for the best multiplier again, now in the tightened model, where the relaxed one may be far from it: the
         shares that one multiplier has moved serve the next.
 
         Every solution met is a line over the multiplier, and the least of them all at some multiplier an upper bound of
         what can be proven there; where that is largest is tried next (Kelley's cutting planes).
         """
-        assert self._probe is not None
-        last = self._probe[1]
+        self._evaluate(last, exact=True)
         tried = {last}
         for _ in range(MAX_EXACT_CROSSINGS):
             found = self._highest_crossing()
@@ -430,7 +436,7 @@ class LimitedSearch:
         assert self._limit is not None
         self._tried.add(multiplier)
         weights = self._weights(multiplier)
-        found = self._solver.optimum(weights) if exact else self._solver.minimise(weights)
+        found = self._solver.optimum(weights, self._enough(weights)) if exact else self._solver.minimise(weights)
         dual = -(-(found.bound - SCALE * weights.memory * self._limit) // (SCALE * weights.time))
         self._prove(ProofKind.TIGHTENED if exact else ProofKind.RELAXED, dual, multiplier)
         if self._probe is None or dual > self._probe[0]:
@@ -446,6 +452,13 @@ class LimitedSearch:
             self._low = max(self._low, multiplier)
         least = min((*known, found.weighted(weights)))
         return len(known) == 2 and found.weighted(weights) >= min(known) and least - found.bound < least // LOOSE
+
+    def _enough(self, weights: Weights) -> int | None:
+        """The SCALE x weighted bound by which nothing here can be better than another configuration's plan; None where
+        the best plan is one of this."""
+        if self._ceiling is None or (self.best is not None and self.best.ns <= self._ceiling):
+            return None
+        return SCALE * (math.ceil(self._ceiling * (1 - self._gap)) * weights.time + weights.memory * (self._limit or 0))
 
     def _hopeless(self) -> bool:
         """Whether nothing can come under the best solution known by more than the gap."""

@@ -117,11 +117,18 @@ class Solver:
         minimisation = Minimisation(self.parts, weights, False)
         return minimisation.outcome(), minimisation.marginals()
 
-    def optimum(self, weights: Weights) -> Outcome:
-        """Least weighted cost, proven: ``bound`` equals the assignment's cost unless tables grew too large."""
+    def optimum(self, weights: Weights, enough: int | None = None) -> Outcome:
+        """Least weighted cost, proven: ``bound`` equals the assignment's cost unless tables grew too large.
+
+        Args:
+            weights: what is minimised.
+            enough: a bound as large as this need not be raised further.
+        """
         if not weights.memory and self.fastest is not self:
-            return self.fastest.optimum(weights)
-        best = self._tighten(weights)
+            return self.fastest.optimum(weights, enough)
+        best = self._tighten(weights, enough)
+        if enough is not None and best.bound >= enough:
+            return best
         if best.weighted(weights) > best.bound:
             best = self._search_windows(weights, best)
         return replace(best, bound=min(best.bound, best.weighted(weights)))
@@ -183,7 +190,7 @@ class Solver:
                     raise
                 self._loose = inside.parts.looser(error.scope)
 
-    def _tighten(self, weights: Weights) -> Outcome:
+    def _tighten(self, weights: Weights, enough: int | None) -> Outcome:
         """Relaxed minimisation, with the shares moved to those who use a destination, while that raises the bound.
 
         A subgradient method on the shares; the shares of the best bound are kept. The outcome holds the cheapest
@@ -194,6 +201,8 @@ class Solver:
         stalled = 0
         for round_number in range(1, MAX_TIGHTENINGS + 1):
             if best.weighted(weights) <= best.bound or stalled >= MAX_STALLED or found.choices is None:
+                break
+            if enough is not None and best.bound >= enough:
                 break
             self._move_shares(found.choices, weights, 0.5 / math.sqrt(round_number))
             found = self.minimise(weights)
