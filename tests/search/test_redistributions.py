@@ -42,7 +42,7 @@ def bytes_sent(case: Case, source: Placements) -> dict[Placements, tuple[int, in
 
 
 @given(random_cases(2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_cheapest_sequences(case: Case) -> None:
     """From a placement to every other one: the least bytes, by a sequence that sends so many, in the fewest steps."""
     table = table_of(case)
@@ -57,7 +57,7 @@ def test_cheapest_sequences(case: Case) -> None:
 
 
 @given(random_cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_all_single_steps(case: Case) -> None:
     """A sequence of the table is made of steps that ``make_step`` allows, and they cost what the table says."""
     table, prices = table_of(case), VolumeModel(case.mesh)
