@@ -31,7 +31,24 @@ ROOT = Path(__file__).parents[2]
 ADDRESS_LIMIT_BYTES = 2 << 30
 RESIDENT_LIMIT_BYTES = 1 << 30
 """An input after which the process has needed more than this is a memory blow-up."""
-CPU_LIMIT_S = 5.0
+
+
+def _slowness() -> float:
+    """How many times longer than on the machine that limits were set on a fixed piece of work takes, at least 1."""
+    taken: list[float] = []
+    for _ in range(3):
+        started = time.process_time()
+        sum(range(2_000_000))
+        total = 0
+        for number in range(1_000_000):
+            total += number
+        taken.append(time.process_time() - started)
+    return max(1.0, min(taken) / USUAL_S)
+
+
+USUAL_S = 0.05
+"""What that takes there."""
+CPU_LIMIT_S = round(5.0 * _slowness(), 1)
 """For importing an input; for planning it the same again."""
 WALL_LIMIT_S = 30.0
 """The child is killed after this: it hangs where no Python signal handler runs (or sleeps)."""
