@@ -45,8 +45,6 @@ from tap_planner_cli.summary import print_alternatives, print_summary, write_rep
 _POSITIVE = click.IntRange(min=1)
 DEFAULT_REGRET_BASIS_POINTS = 100
 """How much slower than the best a plan near to an old one may be, where --max-regret is not given."""
-MOST_PROCESSES = 2
-"""So many are used where --processes is not given."""
 _NOT_PLANNING = {
     "model",
     "cluster",
@@ -160,8 +158,7 @@ def command(
     show_warnings(quiet=values["quiet"], verbose=values["verbose"])
     started = time.perf_counter()
     path = _model(context, model, model_file)
-    processes = values["processes"] or min(usable_cores(), MOST_PROCESSES)
-    with use_processes(processes), _failures_reported(values["report"], started):
+    with use_processes(values["processes"] or usable_cores()), _failures_reported(values["report"], started):
         if values["verify_certificate"] is not None:
             return _verify(context, path, values)
         if values["replay"]:

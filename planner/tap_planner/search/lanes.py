@@ -170,13 +170,13 @@ def workers_of(lanes: Sequence[Lane], work: int) -> tuple[Worker, ...]:
     return tuple(workers)
 
 
-def run_lanes(workers: Sequence[Worker]) -> tuple[Known, int | None]:
+def run_lanes(workers: Sequence[Worker]) -> int | None:
     """Have all lanes do all that is left to do.
 
     A lane learns of a plan when the stage that gave it has ended, by a clock that counts what stages cost.
 
     Returns:
-        What is known in the end, and the lane of the best plan; None: there is none.
+        The lane of the best plan; None: there is none.
     """
     known, winner = Known(), None
     ends: list[tuple[int, int]] = []
@@ -197,4 +197,4 @@ def run_lanes(workers: Sequence[Worker]) -> tuple[Known, int | None]:
         if found.best_ns is not None and (known.best_ns is None or found.best_ns < known.best_ns):
             known, winner = replace(known, best_ns=found.best_ns), number
         start(number, clock)
-    return known, winner
+    return winner

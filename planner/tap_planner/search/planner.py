@@ -54,7 +54,7 @@ def search(request: SearchRequest) -> SearchResult:
 def _answer(request: SearchRequest, space: SearchSpace, workers: Sequence[Worker]) -> SearchResult:
     """Run the lanes, and put together what they found."""
     try:
-        _, winner = run_lanes(workers)
+        winner = run_lanes(workers)
         best = None if winner is None else cast("PlanKey", ask(workers[winner], "polish"))
         reports = cast("list[Report]", ask_all(workers, "report"))
         if best is None or winner is None:
