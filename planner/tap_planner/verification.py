@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tap_planner.errors import ApplyError, PlanFormatError
 from tap_planner.legality import unfounded
 from tap_planner.membership import outside
-from tap_planner.plan import Claim, PlanDocument, PlanOptions, ProofEntry, compute_digests, expand
+from tap_planner.plan import Claim, PlanDocument, PlanOptions, ProofEntry, ShareEntry, compute_digests, expand
 from tap_planner.requests import PreparedSearch, limit_bytes, prepare
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ def proof_entries(leaves: Sequence[Leaf]) -> tuple[ProofEntry, ...]:
                 bound_ns=0 if excluded else proof.bound_ns,
                 multiplier=(proof.multiplier.numerator, proof.multiplier.denominator),
                 graph_of=proof.graph_of,
-                after=tuple((multiplier.numerator, multiplier.denominator) for multiplier in proof.after),
+                shares=tuple(
+                    ShareEntry(tensor=tensor, key=key, parts=parts) for tensor, key, parts in proof.shares.rows()
+                ),
                 solver_ns=None if excluded or leaf.solver_ns <= proof.bound_ns else leaf.solver_ns,
                 part=leaf.part,
                 setting=leaf.setting,
@@ -132,7 +134,7 @@ def proof_entries(leaves: Sequence[Leaf]) -> tuple[ProofEntry, ...]:
 
 def leaves_of(entries: Sequence[ProofEntry]) -> tuple[Leaf, ...]:
     """The leaves that a plan holds."""
-    from tap_planner.search import Leaf, Proof, ProofKind
+    from tap_planner.search import Leaf, Proof, ProofKind, Shares
 
     return tuple(
         Leaf(
@@ -147,7 +149,7 @@ def leaves_of(entries: Sequence[ProofEntry]) -> tuple[Leaf, ...]:
                 bound_ns=entry.bound_ns,
                 multiplier=Fraction(*entry.multiplier),
                 graph_of=entry.graph_of,
-                after=tuple(Fraction(*multiplier) for multiplier in entry.after),
+                shares=Shares.of_rows((row.tensor, row.key, row.parts) for row in entry.shares),
             ),
             solver_ns=entry.bound_ns if entry.solver_ns is None else entry.solver_ns,
             part=entry.part,

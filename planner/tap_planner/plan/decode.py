@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 from tap_planner.plan.decisions import (
@@ -36,6 +36,7 @@ from tap_planner.plan.document import (
     ProofEntry,
     RedistributionEntry,
     RepeatEntry,
+    ShareEntry,
     Stage,
     row_major_ranks,
 )
@@ -397,7 +398,7 @@ def _proof(value: Value, unit: str) -> ProofEntry:
         return (found := value.get(key)) is not None and found.flag()
 
     multiplier = (0, 1) if (given := value.get("multiplier")) is None else _fraction(given)
-    after = () if (before := value.get("after")) is None else before.each(_fraction)
+    shares = () if (found := value.get("shares")) is None else tuple(_shares(found))
     counts = value["microbatches"].each(lambda count: count.integer(1))
     return ProofEntry(
         mesh=value["mesh"].text(),
@@ -410,10 +411,22 @@ def _proof(value: Value, unit: str) -> ProofEntry:
         by=value["by"].text(PROOF_KINDS),
         bound_ns=number(f"bound_{unit}") or 0,
         multiplier=multiplier,
-        after=after,
+        shares=shares,
         graph_of=number("graph_of"),
         solver_ns=number(f"solver_{unit}"),
     )
+
+
+def _shares(value: Value) -> Iterator[ShareEntry]:
+    for tensor, rows in value.entries():
+        for row in rows.items():
+            items = tuple(row.items())
+            if len(items) != 2:
+                fail(row.place, row.data, "key and parts")
+            key = items[0].each(lambda number: number.integer(-1))
+            if len(key) not in (1, 2):
+                fail(items[0].place, list(key), "destination and gradient, or a state")
+            yield ShareEntry(tensor=tensor, key=key, parts=items[1].integers())
 
 
 def _fraction(value: Value) -> tuple[int, int]:

@@ -278,6 +278,18 @@ class Nearness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareEntry:
+    """Who bears how much of one redistribution, or of one copy that is kept, of a tensor."""
+
+    tensor: str
+    key: tuple[int, ...]
+    """Destination and gradient of a redistribution, or the state that is kept: numbers among the tensor's placements
+    (-1: there is no gradient)."""
+    parts: tuple[int, ...]
+    """Of every reader, and of the producer last where a copy is kept, in 1/720,720."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProofEntry:
     """How some of the space is bounded: configurations that differ in their microbatch count only."""
 
@@ -293,8 +305,8 @@ class ProofEntry:
     """Numerator and denominator, in ns (or bytes sent) per byte."""
     graph_of: int | None = None
     """The bound comes from the graph of so many microbatches; None: from that of its own."""
-    after: tuple[tuple[int, int], ...] = ()
-    """Multipliers whose optima have moved the shares before, in order."""
+    shares: tuple[ShareEntry, ...] = ()
+    """Who bears how much of what readers share in the relaxed model; equal parts of what is not listed."""
     solver_ns: int | None = None
     """What the solver has proven, where that is more; else None."""
     part: int = 0

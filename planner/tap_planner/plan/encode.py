@@ -22,6 +22,7 @@ from tap_planner.plan.document import (
     ProofEntry,
     RedistributionEntry,
     RepeatEntry,
+    ShareEntry,
     row_major_ranks,
 )
 from tap_planner.plan.names import encode_list, encode_names
@@ -381,6 +382,14 @@ def _certificate(document: PlanDocument) -> Json:
     }
 
 
+def _shares(entries: Sequence[ShareEntry]) -> Json:
+    """By tensor, rows of key and parts."""
+    json: dict[str, list[list[list[int]]]] = {}
+    for entry in entries:
+        json.setdefault(entry.tensor, []).append([list(entry.key), list(entry.parts)])
+    return dict(json)
+
+
 def _proof(entry: ProofEntry, unit: str) -> Json:
     """Keys whose value is the default are left out."""
     json: Json = {"mesh": entry.mesh}
@@ -402,8 +411,8 @@ def _proof(entry: ProofEntry, unit: str) -> Json:
         json["multiplier"] = list(entry.multiplier)
     if entry.graph_of is not None:
         json["graph_of"] = entry.graph_of
-    if entry.after:
-        json["after"] = [list(multiplier) for multiplier in entry.after]
+    if entry.shares:
+        json["shares"] = _shares(entry.shares)
     if entry.solver_ns is not None:
         json[f"solver_{unit}"] = entry.solver_ns
     return json

@@ -28,6 +28,7 @@ from tap_planner.search.proof import Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics, Smallest
 from tap_planner.search.resolving import keep_demands, merge_rules, resolve
 from tap_planner.search.roles import ROLES, Roles
+from tap_planner.search.shares import Shares
 from tap_planner.search.smallest import search_smallest, smallest
 from tap_planner.search.solver import Solver
 from tap_planner.search.targets import TARGETS, Target, Variant, target_rules
@@ -61,6 +62,7 @@ __all__ = [
     "SearchSpace",
     "SearchStatistics",
     "Settings",
+    "Shares",
     "Smallest",
     "Solver",
     "SpaceRules",

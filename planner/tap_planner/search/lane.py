@@ -15,6 +15,7 @@ from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.proof import UNPROVEN, Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import SearchRequest
+from tap_planner.search.shares import Shares
 from tap_planner.search.solver import Solver
 from tap_planner.search.weighting import Outcome
 
@@ -23,8 +24,12 @@ FEW_AXES = 2
 be reached, and there are many of them."""
 MAX_EFFORT = 60_000_000
 """Table entries of the models that a lane runs stages for, of meshes of more axes, where there are others (20 s)."""
-LIGHT, HEAVY = 1, 10
-"""Roughly what stages cost: a relaxed model, and a tightened one."""
+BOUND, GRAPH = 3, 6
+"""Roughly what it costs to look at a configuration through the graph of fewer microbatches, and to make its own."""
+STAGES = (2, 1, 4, 20, 40)
+"""The same of its stages."""
+TIGHTEN = 3
+"""The first stage that takes long."""
 
 _Setting = tuple[int, int]
 """Index of the mesh, and of what regions may choose from."""
@@ -38,6 +43,16 @@ class Known:
     """Of the fastest plan; None: none is known."""
     multiplier: Fraction = Fraction(0)
     """One that served a configuration; 0: none has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a lane is about to do."""
+
+    cost: int
+    """Roughly."""
+    bound_ns: int
+    """Of the configuration that it is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +152,12 @@ class Lane:
         self._leaves: list[Leaf] = []
         self._found: dict[PlanKey, tuple[_Candidate, Outcome]] = {}
         self._hints_of_bounds: dict[_Setting, Fraction] = {}
-        self._tightened: dict[tuple[_Setting, int], Fraction] = {}
-        """By setting and microbatch count, the multiplier of the last tightened model, whatever there was room for."""
+        self._tightened: dict[tuple[_Setting, int], tuple[Fraction, Shares]] = {}
+        """By setting and microbatch count, multiplier and shares of the first tightened model, whatever there was room
+        for."""
+        self._leaders: dict[tuple[_Setting, int], _Candidate] = {}
+        """By setting and microbatch count, the first of the ZeRO levels that has been through all but the stages that
+        take long, until it has been through the first of these."""
         self._best: tuple[_Candidate, Outcome] | None = None
         self._settings: dict[_Setting, Settings] = {}
         has_few = any(len(mesh.axes) <= FEW_AXES for mesh in request.meshes)
@@ -167,26 +186,56 @@ class Lane:
 
     # -- best first --------------------------------------------------------------------------------------------
 
-    def choose(self, known: Known) -> int | None:
+    def choose(self, known: Known, elsewhere_ns: int | None = None) -> Choice | None:
         """Choose the most promising configuration, and leave those that are not worth a look.
 
         Args:
             known: what all lanes have found.
+            elsewhere_ns: the least bound that another lane is busy with: what takes long waits for what that may find,
+                as long as there is something else to do.
 
         Returns:
-            Roughly what it costs to ``advance`` it; None: nothing is left.
+            None: nothing is left.
         """
         self._known = known
-        while self._queue:
-            candidate = heapq.heappop(self._queue)[-1]
-            if not self._good_enough(candidate.bound_ns) and not self._too_long(candidate):
+        waiting: list[_Candidate] = []
+        while self._queue and self._chosen is None:
+            place = heapq.heappop(self._queue)
+            candidate = place[-1]
+            if self._good_enough(candidate.bound_ns) or self._too_long(candidate):
+                self._drop(candidate)
+            elif self._place(candidate)[:2] > place[:2]:
+                self._push(candidate)
+            elif self._takes_long(candidate) and elsewhere_ns is not None and elsewhere_ns < candidate.bound_ns:
+                waiting.append(candidate)
+            else:
                 self._chosen = candidate
-                return HEAVY if candidate.state is not None and candidate.state.has_crossed else LIGHT
-            self._ended.append(candidate.bound_ns)
-            if not candidate.followed and not candidate.last:
-                self._queue_next(candidate)
-            self._leave(candidate)
-        return None
+        if self._chosen is None and waiting:
+            self._chosen = waiting.pop(0)
+        for candidate in waiting:
+            self._push(candidate)
+        if self._chosen is None:
+            return None
+        return Choice(cost=self._cost(self._chosen), bound_ns=self._chosen.bound_ns)
+
+    def _drop(self, candidate: _Candidate) -> None:
+        """Nothing of it is worth a further look."""
+        self._ended.append(candidate.bound_ns)
+        if not candidate.followed and not candidate.last:
+            self._queue_next(candidate)
+        self._leave(candidate)
+
+    def _takes_long(self, candidate: _Candidate) -> bool:
+        return candidate.state is not None and candidate.state.stage >= TIGHTEN
+
+    def _cost(self, candidate: _Candidate) -> int:
+        """Roughly what comes next costs."""
+        if not candidate.screened:
+            return BOUND
+        if candidate.state is None:
+            is_new = candidate.microbatches not in {count for _, count in self._solved}
+            return STAGES[0] + (GRAPH if is_new else 0)
+        return STAGES[candidate.state.stage]
 
     def advance(self) -> Known:
         """Run the next stage of the configuration that was chosen; returns what this lane has found."""
@@ -217,10 +266,16 @@ class Lane:
         candidate = self._best[0]
         while candidate.state is not None and not candidate.state.finished and not candidate.state.only_master_left:
             self._advance(candidate)
+        if candidate.state is not None:
+            candidate.state.polish()
+            self._note_best(candidate, candidate.state)
         return self._best[0].key
 
     def _leave(self, candidate: _Candidate) -> None:
         """A part of the space is done with: note how it is bounded."""
+        siblings = (candidate.setting, candidate.microbatches)
+        if self._leaders.get(siblings) is candidate:
+            del self._leaders[siblings]
         self._leaves.append(
             Leaf(
                 mesh=mesh_label(self._request.meshes[candidate.setting[0]]),
@@ -258,9 +313,18 @@ class Lane:
 
     def _push(self, candidate: _Candidate) -> None:
         self._order += 1
-        late = self._is_late[candidate.setting[0]]
-        place = (late, candidate.bound_ns, candidate.setting, candidate.microbatches, self._order)
-        heapq.heappush(self._queue, (*place, candidate))
+        heapq.heappush(
+            self._queue,
+            (*self._place(candidate), candidate.setting, candidate.microbatches, self._order, candidate),
+        )
+
+    def _place(self, candidate: _Candidate) -> tuple[bool, int]:
+        """Its place in the queue, but for ties: after a sibling of another ZeRO level whose bound it is to borrow."""
+        bound = candidate.bound_ns
+        leader = self._leaders.get((candidate.setting, candidate.microbatches))
+        if leader is not None and candidate.room is not None and candidate.state and candidate.state.can_borrow:
+            bound = max(bound, leader.bound_ns)
+        return self._is_late[candidate.setting[0]], bound
 
     @property
     def _ceiling(self) -> int | None:
@@ -299,15 +363,25 @@ class Lane:
         self._note_effort(candidate, candidate.microbatches)
         state = candidate.state
         siblings = (candidate.setting, candidate.microbatches)
-        state.advance(self._tightened.get(siblings, self._known.multiplier), self._ceiling)
-        if state.only_master_left and state.multiplier:
-            self._tightened[siblings] = state.multiplier
+        lent = self._tightened.get(siblings)
+        if not (lent and state.can_borrow and state.borrow(*lent, self._ceiling)):
+            state.advance(lent[0] if lent else self._known.multiplier, self._ceiling)
+        if candidate.room is not None and state.stage == TIGHTEN and siblings not in self._tightened:
+            self._leaders.setdefault(siblings, candidate)
+        elif self._leaders.get(siblings) is candidate:
+            del self._leaders[siblings]
+        if state.only_master_left and state.multiplier and state.proof.shares:
+            self._tightened.setdefault(siblings, (state.proof.multiplier, state.proof.shares))
         candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
         if state.proof.bound_ns > candidate.proof.bound_ns or state.proof.kind is ProofKind.INFEASIBLE:
             candidate.proof = state.proof
         if candidate.room is None:
             count = candidate.microbatches
             self._unlimited[candidate.setting][count] = replace(state.unlimited, graph_of=count)
+        return self._note_best(candidate, state)
+
+    def _note_best(self, candidate: _Candidate, state: LimitedSearch) -> Fraction:
+        """Keep a configuration's best plan; returns the multiplier that gave it, 0 where there is none."""
         if state.best is None:
             return Fraction(0)
         self._found[candidate.key] = (candidate, state.best)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from tap_planner.processes import allowed_processes
-from tap_planner.search.lane import Known, Lane, WrittenPlan
+from tap_planner.search.lane import Choice, Known, Lane, WrittenPlan
 
 LANES = 2
 """Most lanes of a search: each does some work that one queue for all would have been spared."""
@@ -181,20 +181,30 @@ def run_lanes(workers: Sequence[Worker]) -> int | None:
     known, winner = Known(), None
     ends: list[tuple[int, int]] = []
 
+    busy: dict[int, int] = {}
+
     def start(number: int, clock: int) -> None:
-        cost = ask(workers[number], "choose", known)
-        if cost is not None:
+        elsewhere = min((bound for other, bound in busy.items() if other != number), default=None)
+        choice: Choice | None = ask(workers[number], "choose", known, elsewhere)
+        busy.pop(number, None)
+        if choice is not None:
+            busy[number] = choice.bound_ns
             workers[number].send("advance")
-            heapq.heappush(ends, (clock + cost, number))
+            heapq.heappush(ends, (clock + choice.cost, number))
 
     for number in range(len(workers)):
         start(number, 0)
     while ends:
-        clock, number = heapq.heappop(ends)
-        found: Known = workers[number].receive()
-        if found.multiplier:
-            known = replace(known, multiplier=found.multiplier)
-        if found.best_ns is not None and (known.best_ns is None or found.best_ns < known.best_ns):
-            known, winner = replace(known, best_ns=found.best_ns), number
-        start(number, clock)
+        clock = ends[0][0]
+        waiting: list[int] = []
+        while ends and ends[0][0] == clock:  # what ends at the same time is known to all that start then
+            _, number = heapq.heappop(ends)
+            waiting.append(number)
+            found: Known = workers[number].receive()
+            if found.multiplier:
+                known = replace(known, multiplier=found.multiplier)
+            if found.best_ns is not None and (known.best_ns is None or found.best_ns < known.best_ns):
+                known, winner = replace(known, best_ns=found.best_ns), number
+        for number in waiting:
+            start(number, clock)
     return winner

@@ -14,6 +14,7 @@ The search over configurations runs the stages of the most promising one, so tha
 
 from __future__ import annotations
 
+import enum
 import math
 from fractions import Fraction
 
@@ -21,10 +22,12 @@ import numpy as np
 
 from tap_planner.search.choices import Choices
 from tap_planner.search.configuration import Configuration
+from tap_planner.search.envelope import Envelope
 from tap_planner.search.factors import WidthError
 from tap_planner.search.master import improve, solve_master
 from tap_planner.search.mixing import mix
 from tap_planner.search.proof import Proof, ProofKind
+from tap_planner.search.shares import NO_SHARES, Shares
 from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Outcome, Weights
@@ -49,6 +52,8 @@ STEP = 2
 """By how much a multiplier is raised whose solution does not fit, where none is known whose solution does."""
 ROUGH = 64
 """A bound that cannot exclude a configuration need not be nearer to the best of its kind than this part of it."""
+FAR = 64
+"""One that stays this part of itself below the ceiling need not be near at all."""
 
 FINE = 16
 """Numerators of multipliers may be so large, where that leaves costs countable: there are few fractions below that."""
@@ -60,6 +65,16 @@ POOL = 8
 """Solutions whose values are combined."""
 LOOSE = 1000
 """A relaxed bound within this part of a solution is taken to be tight."""
+
+
+class _Depth(enum.Enum):
+    """How much is done about what the relaxed model leaves open."""
+
+    RELAXED = enum.auto()
+    BRIEF = enum.auto()
+    """Shares are moved while that raises the bound much, and what is near it is searched exactly."""
+    FULL = enum.auto()
+    """The same, but shares are moved as long as that raises the bound."""
 
 
 class LimitedSearch:
@@ -114,8 +129,11 @@ class LimitedSearch:
         self._tried: set[Fraction] = set()
         self._lines: set[tuple[int, int]] = set()
         """(ns, bytes) of all solutions met."""
-        self._after: tuple[Fraction, ...] = ()
-        """Multipliers under which shares have been moved before."""
+        self._envelope = Envelope()
+        """Of the bound of the relaxed model."""
+        self._has_borrowed = False
+        self._probe_is_optimum = False
+        """Whether that bound is as good as it can be under its multiplier."""
         self._pool: list[Choices] = []
         """The last solutions met, whether or not they fit."""
 
@@ -128,6 +146,16 @@ class LimitedSearch:
     def has_crossed(self) -> bool:
         """Whether the best multiplier has been looked for."""
         return self._stage >= 3
+
+    @property
+    def can_borrow(self) -> bool:
+        """Whether it is time to ``borrow``."""
+        return self._stage >= 2 and not (self._has_borrowed or self.infeasible or self._solver.is_lean)
+
+    @property
+    def stage(self) -> int:
+        """How many stages have run."""
+        return self._stage
 
     @property
     def only_master_left(self) -> bool:
@@ -166,6 +194,11 @@ class LimitedSearch:
 
     def virtual_bound_ns(self, multiplier: Fraction, ceiling_ns: int | None) -> int | None:
         """Bound of the first three stages; None where nothing fits."""
+        if multiplier and self._has_room():
+            self._ceiling, self._hint = ceiling_ns, multiplier
+            self._evaluate(multiplier)
+            if self._hopeless():
+                return self.bound_ns
         for _ in range(3):
             self.advance(multiplier, ceiling_ns)
             if self.infeasible:
@@ -174,34 +207,61 @@ class LimitedSearch:
                 break
         return self.bound_ns
 
+    def borrow(self, multiplier: Fraction, shares: Shares, ceiling_ns: int | None) -> bool:
+        """Take what bounds a sibling best, another ZeRO level of the same graph; whether that is enough.
+
+        Args:
+            multiplier: the sibling's.
+            shares: the sibling's.
+            ceiling_ns: only faster solutions matter.
+        """
+        self._ceiling = ceiling_ns
+        self._has_borrowed = True
+        self._solver.parts.use_shares(shares)
+        self._evaluate(self._rounded(multiplier))
+        return self._hopeless()
+
+    def polish(self) -> None:
+        """Look once more for a better solution, where nothing was searched exactly so far."""
+        if self._limit is None or self._probe is None or self._probe_is_optimum or self.finished:
+            return
+        self._evaluate(self._probe[1], _Depth.FULL)
+        self._mix()
+
     # -- stages ------------------------------------------------------------------------------------------------
 
     def _relax(self) -> None:
-        if self._limit is not None and self._solver.least_own_bytes() > self._limit:
-            self.parameters_too_large = True
-        if self.parameters_too_large or self._solver.is_empty:
+        if not self._has_room():
             self.infeasible = True
             self.proof = Proof(kind=ProofKind.INFEASIBLE, bound_ns=0)
             return
         found = self._solver.minimise(Weights(1, 0))
-        self.bound_ns = self.unlimited_ns = -(-found.bound // SCALE)
-        self._prove(ProofKind.RELAXED, self.bound_ns, Fraction(0))
-        self.unlimited = self.proof
+        self.unlimited_ns = -(-found.bound // SCALE)
+        self.bound_ns = max(self.bound_ns, self.unlimited_ns)
+        self._prove(ProofKind.RELAXED, self.unlimited_ns)
+        self._envelope.add_value(0.0, self.unlimited_ns)
+        self.unlimited = Proof(kind=ProofKind.RELAXED, bound_ns=self.unlimited_ns)
         self._fits_unlimited = self._fits(found)
         self._place(found)
         self._take(found)
+
+    def _has_room(self) -> bool:
+        """Whether what parameters need by themselves leaves any."""
+        self.parameters_too_large = self._limit is not None and self._solver.least_own_bytes() > self._limit
+        return not (self.parameters_too_large or self._solver.is_empty)
 
     def _screen(self) -> None:
         if self.best is not None:
             fastest = self._solver.optimum(Weights(1, 0))
             self.bound_ns = self.unlimited_ns = max(self.bound_ns, -(-fastest.bound // SCALE))
-            self._prove(ProofKind.TIGHTENED, self.bound_ns, Fraction(0))
+            self._prove(ProofKind.TIGHTENED, self.bound_ns)
             self.unlimited = Proof(kind=ProofKind.TIGHTENED, bound_ns=self.unlimited_ns)
             self._take(fastest)
             return
         assert self._limit is not None
         if self._hint:
-            self._evaluate(self._hint)
+            if self._hint not in self._tried:
+                self._evaluate(self._hint)
             if self._small is None and not self._hopeless():
                 self._evaluate(self._rounded(self._hint * STEP))
             if self._hopeless():
@@ -229,14 +289,13 @@ class LimitedSearch:
         self._mix()
 
     def _next_multiplier(self) -> Fraction | None:
-        """Where the lines of the two solutions around the limit cross, or else between their multipliers; None where
+        """Where the bound may be largest, or else between the two multipliers that the limit lies between; None where
         they are near enough."""
-        above, below = self._too_large, self._small
-        if above is None:
+        if self._too_large is None:
             return None
-        if below is not None:
-            saved = above.divided_bytes(self._divisor) - below.divided_bytes(self._divisor)
-            crossing = self._rounded(Fraction(below.ns - above.ns, saved)) if saved > 0 else Fraction(0)
+        found = self._envelope.peak()
+        if found is not None:
+            crossing = self._rounded(Fraction(found[1]))
             if self._high is None and self._low:  # the solution that fits is the smallest, and may be very slow
                 crossing = min(crossing, self._rounded(self._low * STEP))
             if self._low < crossing and (self._high is None or crossing < self._high):
@@ -248,20 +307,12 @@ class LimitedSearch:
         return self._rounded((self._low + self._high) / 2 if self._high < 4 * self._low else self._high / 4)
 
     def _is_settled(self) -> bool:
-        """Whether a bound of this kind cannot come up to the ceiling, and is nearly as good as it can be.
-
-        Where the lines of the two solutions around the limit cross, no multiplier gives a better bound.
-        """
-        above, below = self._too_large, self._small
-        if self._divisor == 1 or self._ceiling is None or above is None or below is None:
+        """Whether a bound of this kind cannot come up to the ceiling, and is nearly as good as it can be."""
+        found = self._envelope.peak()
+        if self._divisor == 1 or self._ceiling is None or found is None:
             return False
-        assert self._limit is not None
-        excess = above.divided_bytes(self._divisor) - self._limit
-        saved = above.divided_bytes(self._divisor) - below.divided_bytes(self._divisor)
-        if excess <= 0 or saved <= 0:
-            return False
-        most = above.ns + (below.ns - above.ns) * excess // saved
-        return most < self._ceiling and most - self.bound_ns < most // ROUGH
+        most = found[0]
+        return most < self._ceiling and (most - self.bound_ns < most / ROUGH or self._ceiling - most > most / FAR)
 
     def _rounded(self, weight: Fraction) -> Fraction:
         """A multiplier near ``weight`` under which costs stay countable."""
@@ -290,7 +341,15 @@ class LimitedSearch:
         if self._solver.is_lean:
             self._climb(self._probe[1])
         else:
-            self._cross_exactly(self._served(self._probe[1]))
+            self._cross_tightened(self._served(self._probe[1]), _Depth.BRIEF)
+            self._combine()
+            if self._hopeless() or self._probe_is_optimum:
+                return
+            self._cross_tightened(self._probe[1], _Depth.FULL)
+        self._combine()
+
+    def _combine(self) -> None:
+        """Make better solutions of those met."""
         self._mix()
         if not self._is_near(self._ceiling):
             self._improve()
@@ -303,30 +362,29 @@ class LimitedSearch:
     def _climb(self, weight: Fraction) -> None:
         """Raise the multiplier while that raises the bound: where the limit is the least memory that there is the bound
         of the exact model never falls, only what tables leave open makes it."""
-        self._evaluate(weight, exact=True)
+        self._evaluate(weight, _Depth.FULL)
         assert self._probe is not None
         misses = 0
         for _ in range(MAX_EXACT_CROSSINGS):
             before, higher = self._probe[0], self._rounded(weight * CLIMB)
             if higher <= weight or misses == MAX_MISSES or self._is_closed():
                 break
-            self._after = (*self._after, weight)
-            self._evaluate(higher, exact=True)
+            self._evaluate(higher, _Depth.FULL)
             weight, misses = higher, 0 if self._probe[0] > before else misses + 1
 
     def _is_closed(self) -> bool:
         """Whether the best solution meets the bound."""
         return self.best is not None and self.best.ns <= self.bound_ns
 
-    def _cross_exactly(self, last: Fraction) -> None:
+    def _cross_tightened(self, weight: Fraction, depth: _Depth) -> None:
         """Look for the best multiplier again, now in the tightened model, where the relaxed one may be far from it: the
         shares that one multiplier has moved serve the next.
 
         Every solution met is a line over the multiplier, and the least of them all at some multiplier an upper bound of
         what can be proven there; where that is largest is tried next (Kelley's cutting planes).
         """
-        self._evaluate(last, exact=True)
-        tried = {last}
+        self._evaluate(weight, depth)
+        tried = {weight}
         for _ in range(MAX_EXACT_CROSSINGS):
             found = self._highest_crossing()
             if self._hopeless() or found is None or self.bound_ns >= found[0] - found[0] // LEAST_RISE:
@@ -335,8 +393,7 @@ class LimitedSearch:
             if weight in tried:
                 break
             tried.add(weight)
-            self._after, last = (*self._after, last), weight
-            self._evaluate(weight, exact=True)
+            self._evaluate(weight, depth)
 
     def _highest_crossing(self) -> tuple[Fraction, Fraction] | None:
         """(value, multiplier) where the least of all lines is largest; None without lines that rise and that do not."""
@@ -414,6 +471,8 @@ class LimitedSearch:
         """Remember a solution as one of the two around the limit."""
         if found.choices is None:
             return
+        if self._limit is not None:
+            self._envelope.add_line(found.ns, found.divided_bytes(self._divisor) - self._limit)
         if self._divisor == 1 and self._limit is not None:
             self._pool = [*self._pool[1 - POOL :], found.choices]
             self._lines.add((found.ns, found.num_bytes))
@@ -423,24 +482,36 @@ class LimitedSearch:
         elif self._too_large is None or found.ns > self._too_large.ns:
             self._too_large = found
 
-    def _prove(self, kind: ProofKind, bound_ns: int, multiplier: Fraction) -> None:
+    def _prove(
+        self, kind: ProofKind, bound_ns: int, multiplier: Fraction = Fraction(0), shares: Shares = NO_SHARES
+    ) -> None:
         """Remember how elimination gives the best bound."""
         if bound_ns > self.proof.bound_ns:
-            self.proof = Proof(kind=kind, bound_ns=bound_ns, multiplier=multiplier, after=self._after)
+            self.proof = Proof(kind=kind, bound_ns=bound_ns, multiplier=multiplier, shares=shares)
 
     def _weights(self, multiplier: Fraction) -> Weights:
         return Weights(multiplier.denominator, multiplier.numerator, self._divisor)
 
-    def _evaluate(self, multiplier: Fraction, *, exact: bool = False) -> bool:
+    def _evaluate(self, multiplier: Fraction, depth: _Depth = _Depth.RELAXED) -> bool:
         """Minimise under a multiplier; whether that is the best one, up to what the relaxed model leaves open."""
         assert self._limit is not None
         self._tried.add(multiplier)
         weights = self._weights(multiplier)
-        found = self._solver.optimum(weights, self._enough(weights)) if exact else self._solver.minimise(weights)
+        if depth is _Depth.RELAXED:
+            found = self._solver.minimise(weights)
+        else:
+            brief, known_ns = depth is _Depth.BRIEF, self._best_known()
+            if not brief and self.best is not None and self.best.ns == known_ns:
+                known_ns = None  # what may be the answer is taken as far as it goes
+            found = self._solver.optimum(weights, self._enough(weights, known_ns), brief=brief)
         dual = -(-(found.bound - SCALE * weights.memory * self._limit) // (SCALE * weights.time))
-        self._prove(ProofKind.TIGHTENED if exact else ProofKind.RELAXED, dual, multiplier)
+        kind = ProofKind.RELAXED if depth is _Depth.RELAXED else ProofKind.TIGHTENED
+        self._prove(kind, dual, multiplier, self._solver.parts.shares)
+        if depth is _Depth.RELAXED and not self._solver.parts.shares:
+            self._envelope.add_value(float(multiplier), dual)
         if self._probe is None or dual > self._probe[0]:
             self._probe = (dual, multiplier)
+            self._probe_is_optimum = depth is not _Depth.RELAXED and found.bound >= found.weighted(weights)
         if dual > self.bound_ns:
             self.bound_ns, self.multiplier = dual, multiplier
         known = [other.weighted(weights) for other in (self._too_large, self._small) if other is not None]
@@ -453,12 +524,11 @@ class LimitedSearch:
         least = min((*known, found.weighted(weights)))
         return len(known) == 2 and found.weighted(weights) >= min(known) and least - found.bound < least // LOOSE
 
-    def _enough(self, weights: Weights) -> int | None:
-        """The SCALE x weighted bound by which nothing here can be better than another configuration's plan; None where
-        the best plan is one of this."""
-        if self._ceiling is None or (self.best is not None and self.best.ns <= self._ceiling):
+    def _enough(self, weights: Weights, known_ns: int | None) -> int | None:
+        """The SCALE x weighted bound by which nothing here can be much better than a plan that is known."""
+        if known_ns is None:
             return None
-        return SCALE * (math.ceil(self._ceiling * (1 - self._gap)) * weights.time + weights.memory * (self._limit or 0))
+        return SCALE * (math.ceil(known_ns * (1 - self._gap)) * weights.time + weights.memory * (self._limit or 0))
 
     def _hopeless(self) -> bool:
         """Whether nothing can come under the best solution known by more than the gap."""

@@ -248,7 +248,7 @@ class Parts:
             shared_out: those of terms that are shared out, or the others.
         """
         make = self._make_shared_tables if shared_out else self._make_term_tables
-        if exact or self._restricted or (shared_out and self._shares is not NO_SHARES):
+        if exact or self._restricted or (shared_out and self._shares):
             return make(kind, number, exact)
         key = (kind, number, self.costed.recomputes, shared_out)
         if key not in self.model.tables:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tap_planner.cluster import Mesh
+from tap_planner.search.shares import NO_SHARES, Shares
 
 
 class ProofKind(enum.Enum):
@@ -15,9 +16,9 @@ class ProofKind(enum.Enum):
     SPLIT = "split"
     """Every operator split perfectly over the devices, nothing sent (``capacity.least_ns``)."""
     RELAXED = "relaxed"
-    """Elimination of the relaxed model, with equal shares, under a multiplier (0: without the limit)."""
+    """Elimination of the relaxed model under a multiplier (0: without the limit)."""
     TIGHTENED = "tightened"
-    """The optimum under a multiplier: shares moved, and windows searched exactly."""
+    """The optimum under a multiplier: shares moved on, and windows searched exactly."""
     INFEASIBLE = "infeasible"
     """Even the least memory is above the limit."""
 
@@ -33,8 +34,8 @@ class Proof:
     """In ns per byte."""
     graph_of: int | None = None
     """With the graph of so many microbatches, of which multiples are never faster; None: with the graph of its own."""
-    after: tuple[Fraction, ...] = ()
-    """Multipliers whose optima have moved the shares before, in order."""
+    shares: Shares = NO_SHARES
+    """Who bears how much of what readers share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -27,6 +27,31 @@ class Shares:
     copies: Mapping[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)
     """Per kept state, the part of every slot in the memory; the producer's part is last."""
 
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[str, tuple[int, ...], tuple[int, ...]]]) -> Shares:
+        """Shares from what ``rows`` gave."""
+        edges: dict[str, dict[tuple[int, int], Sequence[int]]] = {}
+        copies: dict[str, dict[int, Sequence[int]]] = {}
+        for tensor, key, parts in rows:
+            if len(key) == 1:
+                copies.setdefault(tensor, {})[key[0]] = parts
+            else:
+                edges.setdefault(tensor, {})[key[0], key[1]] = parts
+        return cls(edges=edges, copies=copies)
+
+    def rows(self) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """(tensor, destination and gradient or kept state, parts), in order."""
+        edges = ((tensor, key, parts) for tensor, split in self.edges.items() for key, parts in split.items())
+        copies = ((tensor, (state,), parts) for tensor, kept in self.copies.items() for state, parts in kept.items())
+        for tensor, key, parts in sorted((*edges, *copies), key=lambda row: row[:2]):
+            yield tensor, key, tuple(parts)
+
+    def __bool__(self) -> bool:
+        return bool(self.edges or self.copies)
+
+    def __hash__(self) -> int:
+        return hash((*self.edges, *self.copies))
+
 
 NO_SHARES = Shares()
 """Equal shares of everything."""
@@ -35,6 +60,24 @@ NO_SHARES = Shares()
 def is_shared_out(term: Term) -> bool:
     """Whether the relaxed model replaces a term by shares."""
     return len(term.variables) > DENSE_ARITY
+
+
+def wrong_shares(shares: Shares, model: Model) -> str | None:
+    """What makes shares no lower bound; None if they are one.
+
+    Whoever uses a destination pays its part: all of them together must not pay more than it costs.
+    """
+    parts_of = (model.part(kind, number) for kind, number in _parts(model))
+    terms = {term.tensor: term for part in parts_of for term in part.terms if is_shared_out(term)}
+    for tensor, key, parts in shares.rows():
+        term = terms.get(tensor)
+        if term is None:
+            return f"shares out '{tensor}', which no several readers share"
+        if len(parts) != len(term.slots) + (len(key) == 1):
+            return f"shares out '{tensor}' among {len(parts)}"
+        if sum(parts) > PARTS:
+            return f"shares out more of '{tensor}' than there is"
+    return None
 
 
 def most_keepers(costed: CostedModel, term: Term, multiplicity: Sequence[int]) -> int:

@@ -22,7 +22,7 @@ from tap_planner.search.factors import WidthError
 from tap_planner.search.minimisation import Minimisation
 from tap_planner.search.parts import Parts
 from tap_planner.search.pricing import price_choices
-from tap_planner.search.shares import NO_SHARES, move_shares
+from tap_planner.search.shares import move_shares
 from tap_planner.search.weighting import Outcome, Weights
 
 MAX_TIGHTENINGS = 40
@@ -31,9 +31,15 @@ MAX_STALLED = 3
 """Moves without a better bound after which tightening ends."""
 STALLED_SHARE = 20_000
 """A bound that rises by no more than this part of itself counts as no better."""
+BRIEF_SHARE = 2_000
+"""The same, where it ends after the first such move: where the multiplier is not yet the best one."""
+FIRST_STEP = 0.5
+"""How much of the way shares go at the first move."""
 FIRST_WINDOW = 10_000
 """The first window of costs above the bound that is searched exactly is the bound divided by this."""
 WINDOW_GROWTH = 6
+FARTHEST = 50
+"""A solution so many windows above the bound is the end of the next window: it is often the best one."""
 
 Found = TypeVar("Found")
 
@@ -63,6 +69,8 @@ class Solver:
         self.parts = Parts(costed, alive, loose)
         self._alive = alive
         self._loose = loose
+        self._moves = 0
+        """How often shares were moved."""
 
     @cached_property
     def fastest(self) -> Solver:
@@ -88,7 +96,7 @@ class Solver:
             loose: see ``Parts``.
         """
         restricted = Solver(self.costed, alive, loose)
-        if self.parts.shares is not NO_SHARES:
+        if self.parts.shares:
             restricted.parts.use_shares(self.parts.shares)
         return restricted
 
@@ -117,16 +125,17 @@ class Solver:
         minimisation = Minimisation(self.parts, weights, False)
         return minimisation.outcome(), minimisation.marginals()
 
-    def optimum(self, weights: Weights, enough: int | None = None) -> Outcome:
+    def optimum(self, weights: Weights, enough: int | None = None, *, brief: bool = False) -> Outcome:
         """Least weighted cost, proven: ``bound`` equals the assignment's cost unless tables grew too large.
 
         Args:
             weights: what is minimised.
             enough: a bound as large as this need not be raised further.
+            brief: whether shares are moved only as long as that raises the bound much.
         """
         if not weights.memory and self.fastest is not self:
             return self.fastest.optimum(weights, enough)
-        best = self._tighten(weights, enough)
+        best = self._tighten(weights, enough, *((1, BRIEF_SHARE) if brief else (MAX_STALLED, STALLED_SHARE)))
         if enough is not None and best.bound >= enough:
             return best
         if best.weighted(weights) > best.bound:
@@ -157,7 +166,8 @@ class Solver:
             proven = max(proven, min(ceiling, found.bound))
             if ceiling >= best.weighted(weights) or found.bound <= ceiling:
                 break
-            window *= WINDOW_GROWTH
+            reach = best.weighted(weights) - bound
+            window = reach if reach <= window * FARTHEST else window * WINDOW_GROWTH
         return replace(best, bound=proven)
 
     def _search_within(self, weights: Weights, marginals: Mapping[int, np.ndarray], ceiling: int) -> Outcome:
@@ -190,25 +200,35 @@ class Solver:
                     raise
                 self._loose = inside.parts.looser(error.scope)
 
-    def _tighten(self, weights: Weights, enough: int | None) -> Outcome:
+    def _tighten(self, weights: Weights, enough: int | None, max_stalled: int, share: int) -> Outcome:
         """Relaxed minimisation, with the shares moved to those who use a destination, while that raises the bound.
 
-        A subgradient method on the shares; the shares of the best bound are kept. The outcome holds the cheapest
-        assignment met and the best bound.
+        A subgradient method on the shares, whose steps shorten from one move to the next; the shares of the best bound
+        are kept.
+
+        Args:
+            weights: what is minimised.
+            enough: a bound as large as this need not be raised further.
+            max_stalled: after so many moves in a row without a better bound it ends.
+            share: a bound that rises by no more than this part of itself is no better.
+
+        Returns:
+            The cheapest assignment met and the best bound.
         """
         best = found = self.minimise(weights)
         kept = self.parts.shares
         stalled = 0
-        for round_number in range(1, MAX_TIGHTENINGS + 1):
-            if best.weighted(weights) <= best.bound or stalled >= MAX_STALLED or found.choices is None:
+        for _ in range(MAX_TIGHTENINGS):
+            if best.weighted(weights) <= best.bound or stalled >= max_stalled or found.choices is None:
                 break
             if enough is not None and best.bound >= enough:
                 break
-            self._move_shares(found.choices, weights, 0.5 / math.sqrt(round_number))
+            self._moves += 1
+            self._move_shares(found.choices, weights, FIRST_STEP / math.sqrt(self._moves))
             found = self.minimise(weights)
             stalled += 1
             if found.bound > best.bound:
-                stalled = 0 if found.bound > best.bound + best.bound // STALLED_SHARE else stalled
+                stalled = 0 if found.bound > best.bound + best.bound // share else stalled
                 kept = self.parts.shares
             cheaper = found if found.weighted(weights) < best.weighted(weights) else best
             best = replace(cheaper, bound=max(best.bound, found.bound))

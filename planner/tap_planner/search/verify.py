@@ -17,6 +17,7 @@ from tap_planner.search.limited import LimitedSearch
 from tap_planner.search.memory_only import memory_solver
 from tap_planner.search.proof import Leaf, ProofKind, mesh_label
 from tap_planner.search.request import SearchRequest
+from tap_planner.search.shares import wrong_shares
 from tap_planner.search.smallest import open_meshes, within
 from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
@@ -179,6 +180,10 @@ class _Checking:
             return "claims that the solver has proven less than elimination"
         if leaf.and_multiples and proof.multiplier:
             return "speaks of multiples of its microbatches, which a multiplier does not bound"
+        if proof.shares:
+            wrong = wrong_shares(proof.shares, self._space.model(mesh, proof.graph_of or leaf.microbatches))
+            if wrong:
+                return wrong
         if not self._bounded(leaf, settings):
             return f"claims a bound of {proof.bound_ns} {self._unit}, which elimination does not give"
         if leaf.solver_ns > proof.bound_ns and self._replay and not self._solved(leaf, settings):
@@ -211,14 +216,13 @@ class _Checking:
     def _bound(self, leaf: Leaf, settings: Settings, room: int | None, count: int, graph_of: int | None) -> int:
         """The Lagrangian bound, in ns, computed from nothing but the multiplier."""
         proof = leaf.proof
-        key = (leaf.mesh, leaf.setting, room, count, graph_of, proof.multiplier, proof.kind, proof.after)
+        key = (leaf.mesh, leaf.setting, room, count, graph_of, proof.multiplier, proof.kind, proof.shares)
         if key not in self._bounds:
             weights = _weights(proof.multiplier, _divisor(count, graph_of))
             solver = self._solver(leaf, settings, room, count, graph_of)
-            exact = proof.kind is ProofKind.TIGHTENED
-            for multiplier in proof.after if exact else ():
-                solver.optimum(_weights(multiplier, 1))
-            found = solver.optimum(weights) if exact else solver.minimise(weights)
+            if proof.shares:
+                solver.parts.use_shares(proof.shares)
+            found = solver.optimum(weights) if proof.kind is ProofKind.TIGHTENED else solver.minimise(weights)
             paid = SCALE * weights.memory * (self._limit or 0)
             self._bounds[key] = -(-(found.bound - paid) // (SCALE * weights.time))
         return self._bounds[key]
