@@ -114,6 +114,7 @@ def proof_entries(leaves: Sequence[Leaf]) -> tuple[ProofEntry, ...]:
                 bound_ns=0 if excluded else proof.bound_ns,
                 multiplier=(proof.multiplier.numerator, proof.multiplier.denominator),
                 graph_of=proof.graph_of,
+                loose=None if proof.loose is None else tuple(sorted(proof.loose)),
                 shares=tuple(
                     ShareEntry(tensor=tensor, key=key, parts=parts) for tensor, key, parts in proof.shares.rows()
                 ),
@@ -149,6 +150,7 @@ def leaves_of(entries: Sequence[ProofEntry]) -> tuple[Leaf, ...]:
                 bound_ns=entry.bound_ns,
                 multiplier=Fraction(*entry.multiplier),
                 graph_of=entry.graph_of,
+                loose=None if entry.loose is None else frozenset(entry.loose),
                 shares=Shares.of_rows((row.tensor, row.key, row.parts) for row in entry.shares),
             ),
             solver_ns=entry.bound_ns if entry.solver_ns is None else entry.solver_ns,

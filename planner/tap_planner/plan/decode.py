@@ -412,9 +412,14 @@ def _proof(value: Value, unit: str) -> ProofEntry:
         bound_ns=number(f"bound_{unit}") or 0,
         multiplier=multiplier,
         shares=shares,
+        loose=() if (found := value.get("loose")) is None else _loose(found),
         graph_of=number("graph_of"),
         solver_ns=number(f"solver_{unit}"),
     )
+
+
+def _loose(value: Value) -> tuple[int, ...] | None:
+    return None if value.data == "all" else value.each(lambda number: number.integer(-1))
 
 
 def _shares(value: Value) -> Iterator[ShareEntry]:

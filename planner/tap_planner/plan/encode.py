@@ -411,6 +411,8 @@ def _proof(entry: ProofEntry, unit: str) -> Json:
         json["multiplier"] = list(entry.multiplier)
     if entry.graph_of is not None:
         json["graph_of"] = entry.graph_of
+    if entry.loose != ():
+        json["loose"] = "all" if entry.loose is None else list(entry.loose)
     if entry.shares:
         json["shares"] = _shares(entry.shares)
     if entry.solver_ns is not None:

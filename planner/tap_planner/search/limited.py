@@ -27,7 +27,7 @@ from tap_planner.search.factors import WidthError
 from tap_planner.search.master import improve, solve_master
 from tap_planner.search.mixing import mix
 from tap_planner.search.proof import Proof, ProofKind
-from tap_planner.search.shares import NO_SHARES, Shares
+from tap_planner.search.shares import Shares
 from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Outcome, Weights
@@ -238,7 +238,7 @@ class LimitedSearch:
         found = self._solver.minimise(Weights(1, 0))
         self.unlimited_ns = -(-found.bound // SCALE)
         self.bound_ns = max(self.bound_ns, self.unlimited_ns)
-        self._prove(ProofKind.RELAXED, self.unlimited_ns)
+        self._prove(Proof(kind=ProofKind.RELAXED, bound_ns=self.unlimited_ns))
         self._envelope.add_value(0.0, self.unlimited_ns)
         self.unlimited = Proof(kind=ProofKind.RELAXED, bound_ns=self.unlimited_ns)
         self._fits_unlimited = self._fits(found)
@@ -254,7 +254,7 @@ class LimitedSearch:
         if self.best is not None:
             fastest = self._solver.optimum(Weights(1, 0))
             self.bound_ns = self.unlimited_ns = max(self.bound_ns, -(-fastest.bound // SCALE))
-            self._prove(ProofKind.TIGHTENED, self.bound_ns)
+            self._prove(Proof(kind=ProofKind.TIGHTENED, bound_ns=self.bound_ns))
             self.unlimited = Proof(kind=ProofKind.TIGHTENED, bound_ns=self.unlimited_ns)
             self._take(fastest)
             return
@@ -482,12 +482,10 @@ class LimitedSearch:
         elif self._too_large is None or found.ns > self._too_large.ns:
             self._too_large = found
 
-    def _prove(
-        self, kind: ProofKind, bound_ns: int, multiplier: Fraction = Fraction(0), shares: Shares = NO_SHARES
-    ) -> None:
+    def _prove(self, proof: Proof) -> None:
         """Remember how elimination gives the best bound."""
-        if bound_ns > self.proof.bound_ns:
-            self.proof = Proof(kind=kind, bound_ns=bound_ns, multiplier=multiplier, shares=shares)
+        if proof.bound_ns > self.proof.bound_ns:
+            self.proof = proof
 
     def _weights(self, multiplier: Fraction) -> Weights:
         return Weights(multiplier.denominator, multiplier.numerator, self._divisor)
@@ -506,7 +504,15 @@ class LimitedSearch:
             found = self._solver.optimum(weights, self._enough(weights, known_ns), brief=brief)
         dual = -(-(found.bound - SCALE * weights.memory * self._limit) // (SCALE * weights.time))
         kind = ProofKind.RELAXED if depth is _Depth.RELAXED else ProofKind.TIGHTENED
-        self._prove(kind, dual, multiplier, self._solver.parts.shares)
+        self._prove(
+            Proof(
+                kind=kind,
+                bound_ns=dual,
+                multiplier=multiplier,
+                shares=self._solver.parts.shares,
+                loose=frozenset() if depth is _Depth.RELAXED else self._solver.loosened,
+            )
+        )
         if depth is _Depth.RELAXED and not self._solver.parts.shares:
             self._envelope.add_value(float(multiplier), dual)
         if self._probe is None or dual > self._probe[0]:

@@ -36,6 +36,8 @@ class Proof:
     """With the graph of so many microbatches, of which multiples are never faster; None: with the graph of its own."""
     shares: Shares = NO_SHARES
     """Who bears how much of what readers share."""
+    loose: frozenset[int] | None = frozenset()
+    """Classes of producers whose tensors stay shared out where windows are searched exactly; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,11 +122,18 @@ def move_shares(shares: Shares, costed: CostedModel, choices: Choices, step: flo
                     source = 0 if term.producer is None else view.value(term.producer)
                     keepers = term.kept_states(values, source, view.policy(term.regions))
                     _count_users(kept, keepers, len(term.slots) + 1, view.times)
-            edges[term.tensor] = _moved(edges.get(term.tensor, {}), used, PARTS // len(term.slots), step)
+            equal = [PARTS // len(term.slots)] * len(term.slots)
+            edges[term.tensor] = _moved(edges.get(term.tensor, {}), used, equal, step)
             if kept:
-                equal = PARTS // most_keepers(costed, term, [1] * len(term.slots))
-                copies[term.tensor] = _moved(copies.get(term.tensor, {}), kept, equal, step)
+                copies[term.tensor] = _moved(copies.get(term.tensor, {}), kept, _equal_copies(costed, term), step)
     return Shares(edges=edges, copies=copies)
+
+
+def _equal_copies(costed: CostedModel, term: Term) -> list[int]:
+    """Equal parts for all that may keep a copy, the producer last."""
+    may = [term.may_keep(position, costed.options(slot.region)) for position, slot in enumerate(term.slots)]
+    equal = PARTS // most_keepers(costed, term, [1] * len(term.slots))
+    return [equal if keeps else 0 for keeps in (*may, term.producer_keeps)]
 
 
 def _parts(model: Model) -> Iterator[tuple[PartKind, int]]:
@@ -156,12 +163,12 @@ def _count_users(counted: dict[_Key, list[float]], users: Sequence[tuple[int, _K
 
 
 def _moved(
-    split: Mapping[_Key, Sequence[int]], used: Mapping[_Key, list[float]], equal: int, step: float
+    split: Mapping[_Key, Sequence[int]], used: Mapping[_Key, list[float]], equal: Sequence[int], step: float
 ) -> dict[_Key, Sequence[int]]:
     """A split of which the keys in use have gone ``step`` of the way towards their users."""
     moved = dict(split)
     for key, parts in used.items():
-        present = split.get(key, [equal] * len(parts))
+        present = split.get(key, equal)
         total = sum(parts)
         moved[key] = [
             int(old * (1 - step) + PARTS * new / total * step) for old, new in zip(present, parts, strict=True)

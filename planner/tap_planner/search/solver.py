@@ -22,7 +22,7 @@ from tap_planner.search.factors import WidthError
 from tap_planner.search.minimisation import Minimisation
 from tap_planner.search.parts import Parts
 from tap_planner.search.pricing import price_choices
-from tap_planner.search.shares import move_shares
+from tap_planner.search.shares import Shares, move_shares
 from tap_planner.search.weighting import Outcome, Weights
 
 MAX_TIGHTENINGS = 40
@@ -69,6 +69,8 @@ class Solver:
         self.parts = Parts(costed, alive, loose)
         self._alive = alive
         self._loose = loose
+        self.loosened = loose
+        """As ``loose``, of the last exact minimisation that raised a bound."""
         self._moves = 0
         """How often shares were moved."""
 
@@ -142,6 +144,25 @@ class Solver:
             best = self._search_windows(weights, best)
         return replace(best, bound=min(best.bound, best.weighted(weights)))
 
+    def proves(self, weights: Weights, bound: int, shares: Shares, loose: frozenset[int] | None) -> bool:
+        """Whether no SCALE x weighted cost is below a bound: what a search has found, in one step.
+
+        Args:
+            weights: what is minimised; bytes count.
+            bound: the claim.
+            shares: with which it was found.
+            loose: the same; see ``Parts``.
+        """
+        self.parts.use_shares(shares)
+        self._loose = loose
+        relaxed, marginals = self.marginals(weights)
+        if relaxed.bound >= bound:
+            return True
+        try:
+            return self._search_within(weights, marginals, bound).bound >= bound
+        except WidthError:
+            return False
+
     def _search_windows(self, weights: Weights, best: Outcome) -> Outcome:
         """Search what lies within a window above the relaxed bound exactly.
 
@@ -163,7 +184,8 @@ class Solver:
                 break
             if found.choices is not None and found.weighted(weights) < best.weighted(weights):
                 best = found
-            proven = max(proven, min(ceiling, found.bound))
+            if min(ceiling, found.bound) > proven:
+                proven, self.loosened = min(ceiling, found.bound), self._loose
             if ceiling >= best.weighted(weights) or found.bound <= ceiling:
                 break
             reach = best.weighted(weights) - bound

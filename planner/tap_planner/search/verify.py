@@ -197,10 +197,20 @@ class _Checking:
         proof, mesh = leaf.proof, self._mesh[leaf.mesh]
         if proof.kind is ProofKind.SPLIT or not proof.bound_ns:
             return self._space.least_ns(mesh) >= proof.bound_ns
+        if proof.kind is ProofKind.TIGHTENED and proof.multiplier:
+            return any(self._proven(leaf, settings, room) for room in dict.fromkeys((leaf.room, None)))
         return any(
             self._bound(leaf, settings, room, count, graph_of) >= proof.bound_ns
             for room, count, graph_of in self._views(leaf)
         )
+
+    def _proven(self, leaf: Leaf, settings: Settings, room: int | None) -> bool:
+        """Whether the weighted model has nothing below a bound, by the shares and the exact tables that gave it."""
+        proof = leaf.proof
+        solver = self._solver(leaf, settings, room, leaf.microbatches, proof.graph_of)
+        weights = _weights(proof.multiplier, _divisor(leaf.microbatches, proof.graph_of))
+        least = SCALE * ((proof.bound_ns - 1) * weights.time + weights.memory * (self._limit or 0)) + 1
+        return solver.proves(weights, least, proof.shares, proof.loose)
 
     def _views(self, leaf: Leaf) -> Iterator[tuple[int | None, int, int | None]]:
         """(room, microbatches, graph of) of what bounds a leaf; the cheapest to take and the likeliest first."""
