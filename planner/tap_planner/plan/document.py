@@ -308,8 +308,8 @@ class ProofEntry:
     shares: tuple[ShareEntry, ...] = ()
     """Who bears how much of what readers share in the relaxed model; equal parts of what is not listed."""
     loose: tuple[int, ...] | None = ()
-    """Numbers of the producers (-1: inputs of the graph) whose tensors are shared out in exact tables as well; None: all
-    of them."""
+    """Numbers of the producers (-1: inputs of the graph) whose tensors are shared out in exact tables as well; None:
+    all of them."""
     solver_ns: int | None = None
     """What the solver has proven, where that is more; else None."""
     part: int = 0

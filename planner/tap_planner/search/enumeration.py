@@ -131,6 +131,12 @@ class SearchSpace:
             )
         return self._models[key]
 
+    def forget(self, mesh: int) -> None:
+        """Free the tables of a mesh's models: what is needed again is made again."""
+        for (number, _), model in self._models.items():
+            if number == mesh:
+                model.tables.clear()
+
     def settings(self, mesh: int) -> tuple[Settings, ...]:
         """What regions may choose from: everything, or one after the other where the whole plan must have the same."""
         request = self._request

@@ -28,6 +28,8 @@ BOUND, GRAPH = 3, 6
 """Roughly what it costs to look at a configuration through the graph of fewer microbatches, and to make its own."""
 STAGES = (2, 1, 4, 20, 40)
 """The same of its stages."""
+WARM = 3
+"""Meshes of more axes whose tables are kept, which may take some hundred MB each."""
 TIGHTEN = 3
 """The first stage that takes long."""
 
@@ -163,6 +165,8 @@ class Lane:
         has_few = any(len(mesh.axes) <= FEW_AXES for mesh in request.meshes)
         self._is_late = [has_few and len(mesh.axes) > FEW_AXES for mesh in request.meshes]
         """By mesh, whether it comes after the others, with limited effort."""
+        self._warm: list[int] = []
+        """Those of such meshes whose tables are kept, the last one that was looked at last."""
         self._effort = 0
         """Table entries of the models that stages were run for, of such meshes."""
         for mesh in meshes:
@@ -246,6 +250,7 @@ class Lane:
         state = candidate.state
         if state is not None and not candidate.followed:
             self._follow(candidate, state)
+        self._keep_warm(candidate)
         if candidate.excluded:
             if not candidate.last:
                 self._queue_next(candidate)
@@ -258,6 +263,20 @@ class Lane:
             if not state.infeasible:
                 self._ended.append(state.bound_ns)
         return Known(None if self._best is None else self._best[1].ns, multiplier)
+
+    def _keep_warm(self, candidate: _Candidate) -> None:
+        """Free the tables of a mesh of more axes that has not been looked at for long."""
+        mesh = candidate.setting[0]
+        if not self._is_late[mesh]:
+            return
+        self._warm = [*(other for other in self._warm if other != mesh), mesh]
+        if len(self._warm) <= WARM:
+            return
+        cold = self._warm.pop(0)
+        self._space.forget(cold)
+        for *_, other in self._queue:
+            if other.setting[0] == cold and other.state is not None:
+                other.state.forget()
 
     def polish(self) -> PlanKey:
         """Take the best plan's configuration through its own stages short of the master: within the gap its rounding
@@ -273,6 +292,8 @@ class Lane:
 
     def _leave(self, candidate: _Candidate) -> None:
         """A part of the space is done with: note how it is bounded."""
+        if candidate.state is not None:
+            candidate.state.forget()
         siblings = (candidate.setting, candidate.microbatches)
         if self._leaders.get(siblings) is candidate:
             del self._leaders[siblings]

@@ -150,7 +150,7 @@ class LimitedSearch:
     @property
     def can_borrow(self) -> bool:
         """Whether it is time to ``borrow``."""
-        return self._stage >= 2 and not (self._has_borrowed or self.infeasible or self._solver.is_lean)
+        return 2 <= self._stage <= 3 and not (self._has_borrowed or self.infeasible or self._solver.is_lean)
 
     @property
     def stage(self) -> int:
@@ -228,6 +228,10 @@ class LimitedSearch:
         self._evaluate(self._probe[1], _Depth.FULL)
         self._mix()
 
+    def forget(self) -> None:
+        """Free what stages can make again."""
+        self._solver.forget()
+
     # -- stages ------------------------------------------------------------------------------------------------
 
     def _relax(self) -> None:
@@ -247,7 +251,8 @@ class LimitedSearch:
 
     def _has_room(self) -> bool:
         """Whether what parameters need by themselves leaves any."""
-        self.parameters_too_large = self._limit is not None and self._solver.least_own_bytes() > self._limit
+        if not self._tried:
+            self.parameters_too_large = self._limit is not None and self._solver.least_own_bytes() > self._limit
         return not (self.parameters_too_large or self._solver.is_empty)
 
     def _screen(self) -> None:
@@ -351,7 +356,7 @@ class LimitedSearch:
     def _combine(self) -> None:
         """Make better solutions of those met."""
         self._mix()
-        if not self._is_near(self._ceiling):
+        if self._gap and not self._is_near(self._ceiling):  # without a gap all is left to the master
             self._improve()
 
     def _served(self, multiplier: Fraction) -> Fraction:
@@ -449,9 +454,11 @@ class LimitedSearch:
         try:
             bound_ns, choices = solve_master(self._solver, self._limit, self.bound_ns, ceiling, weights)
         except WidthError:
-            return
+            bound_ns, choices = 0, None
         self.bound_ns = max(self.bound_ns, min(bound_ns, ceiling))
-        if choices is not None:
+        if choices is None:
+            self._improve()
+        else:
             ns, num_bytes = self._solver.price(choices)
             self._take(Outcome(bound=0, choices=choices, ns=ns, num_bytes=num_bytes))
 

@@ -85,6 +85,12 @@ class Parts:
         self._orders.update((key, tables.order) for key, tables in self._tables.items())
         self._tables.clear()
 
+    def forget(self) -> None:
+        """Free the tables: what is needed again is made again."""
+        self.use_shares(self._shares)
+        self._fixed.clear()
+        self._own.clear()
+
     def looser(self, scope: Sequence[int]) -> frozenset[int] | None:
         """Classes of producers whose terms are to have no patterns, after a table over ``scope`` was too large.
 

@@ -84,6 +84,12 @@ class Solver:
         fast = replace(configuration, settings=settings.fastest)
         return Solver(CostedModel(self.model, fast, self.costed.repeat), self._alive)
 
+    def forget(self) -> None:
+        """Free the tables: what is needed again is made again."""
+        self.parts.forget()
+        if self.fastest is not self:
+            del self.fastest
+
     # -- values ------------------------------------------------------------------------------------------------
 
     def alive(self, variable: int) -> np.ndarray:
