@@ -48,6 +48,8 @@ class Envelope:
         """The peak of the least line between two neighbouring multipliers, or beyond the first or last of all."""
         lines = [*self._lines, *self._secants(places, left, right)]
         low = 0.0 if left is None else left
+        if not lines:
+            return None
         ends = [low] if right is None else [low, right]
         if right is None and all(slope > 0 for _, slope in lines):
             return None

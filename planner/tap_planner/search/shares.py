@@ -50,7 +50,7 @@ class Shares:
         return bool(self.edges or self.copies)
 
     def __hash__(self) -> int:
-        return hash((*self.edges, *self.copies))
+        return hash((frozenset(self.edges), frozenset(self.copies)))
 
 
 NO_SHARES = Shares()
@@ -75,7 +75,9 @@ def wrong_shares(shares: Shares, model: Model) -> str | None:
             return f"shares out '{tensor}', which no several readers share"
         if len(parts) != len(term.slots) + (len(key) == 1):
             return f"shares out '{tensor}' among {len(parts)}"
-        if sum(parts) > PARTS:
+        if len(key) == 1 and not 0 <= key[0] < len(term.state_bytes):
+            return f"shares out a copy of '{tensor}' in a state that it has not"
+        if min(parts, default=0) < 0 or sum(parts) > PARTS:
             return f"shares out more of '{tensor}' than there is"
     return None
 
@@ -170,7 +172,7 @@ def _moved(
     for key, parts in used.items():
         present = split.get(key, equal)
         total = sum(parts)
-        moved[key] = [
+        moved[key] = tuple(
             int(old * (1 - step) + PARTS * new / total * step) for old, new in zip(present, parts, strict=True)
-        ]
+        )
     return moved

@@ -87,8 +87,7 @@ class Solver:
     def forget(self) -> None:
         """Free the tables: what is needed again is made again."""
         self.parts.forget()
-        if self.fastest is not self:
-            del self.fastest
+        self.__dict__.pop("fastest", None)
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -150,6 +149,13 @@ class Solver:
             best = self._search_windows(weights, best)
         return replace(best, bound=min(best.bound, best.weighted(weights)))
 
+    def share_out(self, weights: Weights, shares: Shares) -> None:
+        """Use shares in the place of equal ones, with the elimination orders of these, on which the bound depends where
+        buckets are split: searches begin so."""
+        if shares:
+            self.minimise(weights)
+        self.parts.use_shares(shares)
+
     def proves(self, weights: Weights, bound: int, shares: Shares, loose: frozenset[int] | None) -> bool:
         """Whether no SCALE x weighted cost is below a bound: what a search has found, in one step.
 
@@ -159,7 +165,7 @@ class Solver:
             shares: with which it was found.
             loose: the same; see ``Parts``.
         """
-        self.parts.use_shares(shares)
+        self.share_out(weights, shares)
         self._loose = loose
         relaxed, marginals = self.marginals(weights)
         if relaxed.bound >= bound:

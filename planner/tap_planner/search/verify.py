@@ -230,8 +230,7 @@ class _Checking:
         if key not in self._bounds:
             weights = _weights(proof.multiplier, _divisor(count, graph_of))
             solver = self._solver(leaf, settings, room, count, graph_of)
-            if proof.shares:
-                solver.parts.use_shares(proof.shares)
+            solver.share_out(weights, proof.shares)
             found = solver.optimum(weights) if proof.kind is ProofKind.TIGHTENED else solver.minimise(weights)
             paid = SCALE * weights.memory * (self._limit or 0)
             self._bounds[key] = -(-(found.bound - paid) // (SCALE * weights.time))
