@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 PLACEHOLDERS = ("{i}", "{j}", "{k}")
 MAX_SERIES = 1 << 22
@@ -78,6 +79,11 @@ def encode_names(names: Sequence[str]) -> NameFamily:
 
 def encode_list(names: Sequence[str]) -> list[NameItem]:
     """Write names as a list in which stretches that differ only in numbers are patterns."""
+    return [dict(item) if isinstance(item, dict) else item for item in _encoded(tuple(names))]
+
+
+@lru_cache(maxsize=4096)  # a plan is written twice: for its digest, and into the file
+def _encoded(names: tuple[str, ...]) -> tuple[NameItem, ...]:
     items: list[NameItem] = []
     start = 0
     while start < len(names):
@@ -90,7 +96,7 @@ def encode_list(names: Sequence[str]) -> list[NameItem]:
         else:
             items.append({"pattern": found[0], "values": encode_values(found[1])})
             start = end
-    return items
+    return tuple(items)
 
 
 def encode_values(values: Sequence[Sequence[int]]) -> str:
