@@ -22,8 +22,8 @@ from tap_planner.search.weighting import Outcome
 FEW_AXES = 2
 """Meshes of more axes are looked at after those of so many, and with limited effort: their bounds are far from what can
 be reached, and there are many of them."""
-MAX_EFFORT = 60_000_000
-"""Table entries of the models that a lane runs stages for, of meshes of more axes, where there are others (20 s)."""
+MAX_EFFORT = 45_000_000
+"""Table entries of the models that a lane runs stages for, of meshes of more axes, where there are others (15 s)."""
 BOUND, GRAPH = 3, 6
 """Roughly what it costs to look at a configuration through the graph of fewer microbatches, and to make its own."""
 STAGES = (2, 1, 4, 20, 40)

@@ -356,7 +356,7 @@ class LimitedSearch:
     def _combine(self) -> None:
         """Make better solutions of those met."""
         self._mix()
-        if self._gap and not self._is_near(self._ceiling):  # without a gap all is left to the master
+        if not self._is_near(self._ceiling):
             self._improve()
 
     def _served(self, multiplier: Fraction) -> Fraction:
@@ -454,11 +454,9 @@ class LimitedSearch:
         try:
             bound_ns, choices = solve_master(self._solver, self._limit, self.bound_ns, ceiling, weights)
         except WidthError:
-            bound_ns, choices = 0, None
+            return
         self.bound_ns = max(self.bound_ns, min(bound_ns, ceiling))
-        if choices is None:
-            self._improve()
-        else:
+        if choices is not None:
             ns, num_bytes = self._solver.price(choices)
             self._take(Outcome(bound=0, choices=choices, ns=ns, num_bytes=num_bytes))
 
