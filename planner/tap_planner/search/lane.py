@@ -28,6 +28,8 @@ BOUND, GRAPH = 3, 6
 """Roughly what it costs to look at a configuration through the graph of fewer microbatches, and to make its own."""
 STAGES = (2, 1, 4, 20, 40)
 """The same of its stages."""
+LARGER = 10
+"""How many times as much that is for meshes of more axes."""
 WARM = 3
 """Meshes of more axes whose tables are kept, which may take some hundred MB each."""
 TIGHTEN = 3
@@ -234,12 +236,13 @@ class Lane:
 
     def _cost(self, candidate: _Candidate) -> int:
         """Roughly what comes next costs."""
+        times = LARGER if self._is_late[candidate.setting[0]] else 1
         if not candidate.screened:
-            return BOUND
+            return BOUND * times
         if candidate.state is None:
             is_new = candidate.microbatches not in {count for _, count in self._solved}
-            return STAGES[0] + (GRAPH if is_new else 0)
-        return STAGES[candidate.state.stage]
+            return STAGES[0] * times + (GRAPH if is_new else 0)
+        return STAGES[candidate.state.stage] * times
 
     def advance(self) -> Known:
         """Run the next stage of the configuration that was chosen; returns what this lane has found."""
