@@ -32,8 +32,6 @@ LARGER = 10
 """How many times as much that is for meshes of more axes."""
 WARM = 3
 """Meshes of more axes whose tables are kept, which may take some hundred MB each."""
-TIGHTEN = 3
-"""The first stage that takes long."""
 
 _Setting = tuple[int, int]
 """Index of the mesh, and of what regions may choose from."""
@@ -168,7 +166,7 @@ class Lane:
         self._is_late = [has_few and len(mesh.axes) > FEW_AXES for mesh in request.meshes]
         """By mesh, whether it comes after the others, with limited effort."""
         self._warm: list[int] = []
-        """Those of such meshes whose tables are kept, the last one that was looked at last."""
+        """Meshes of more axes whose tables are kept, the last one that was looked at last."""
         self._effort = 0
         """Table entries of the models that stages were run for, of such meshes."""
         for mesh in meshes:
@@ -232,7 +230,7 @@ class Lane:
         self._leave(candidate)
 
     def _takes_long(self, candidate: _Candidate) -> bool:
-        return candidate.state is not None and candidate.state.stage >= TIGHTEN
+        return candidate.state is not None and candidate.state.has_crossed
 
     def _cost(self, candidate: _Candidate) -> int:
         """Roughly what comes next costs."""
@@ -390,7 +388,8 @@ class Lane:
         lent = self._tightened.get(siblings)
         if not (lent and state.can_borrow and state.borrow(*lent, self._ceiling)):
             state.advance(lent[0] if lent else self._known.multiplier, self._ceiling)
-        if candidate.room is not None and state.stage == TIGHTEN and siblings not in self._tightened:
+        is_next = state.has_crossed and not state.only_master_left
+        if candidate.room is not None and is_next and siblings not in self._tightened:
             self._leaders.setdefault(siblings, candidate)
         elif self._leaders.get(siblings) is candidate:
             del self._leaders[siblings]

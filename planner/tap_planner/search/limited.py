@@ -242,9 +242,9 @@ class LimitedSearch:
         found = self._solver.minimise(Weights(1, 0))
         self.unlimited_ns = -(-found.bound // SCALE)
         self.bound_ns = max(self.bound_ns, self.unlimited_ns)
-        self._prove(Proof(kind=ProofKind.RELAXED, bound_ns=self.unlimited_ns))
-        self._envelope.add_value(0.0, self.unlimited_ns)
         self.unlimited = Proof(kind=ProofKind.RELAXED, bound_ns=self.unlimited_ns)
+        self._prove(self.unlimited)
+        self._envelope.add_value(0.0, self.unlimited_ns)
         self._fits_unlimited = self._fits(found)
         self._place(found)
         self._take(found)
@@ -259,8 +259,8 @@ class LimitedSearch:
         if self.best is not None:
             fastest = self._solver.optimum(Weights(1, 0))
             self.bound_ns = self.unlimited_ns = max(self.bound_ns, -(-fastest.bound // SCALE))
-            self._prove(Proof(kind=ProofKind.TIGHTENED, bound_ns=self.bound_ns))
             self.unlimited = Proof(kind=ProofKind.TIGHTENED, bound_ns=self.unlimited_ns)
+            self._prove(self.unlimited)
             self._take(fastest)
             return
         assert self._limit is not None
