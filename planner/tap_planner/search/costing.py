@@ -27,13 +27,22 @@ class CostedModel:
         model: variables and terms.
         configuration: what regions may choose from, microbatches, optimizer.
         repeat: how often the model's graph runs in a step; None: once per microbatch. With the graph of fewer
-            microbatches, as often as there are of those, it is a lower bound: more microbatches never take less time.
+            microbatches, as often as there are of those, it is a lower bound: what depends on sizes never takes less
+            time in smaller parts, and what does not is paid for every microbatch.
+        lost: by class of operator, [strategies] those that do not exist.
     """
 
-    def __init__(self, model: Model, configuration: Configuration, repeat: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        configuration: Configuration,
+        repeat: int | None = None,
+        lost: Mapping[int, np.ndarray] | None = None,
+    ) -> None:
         self.model = model
         self.configuration = configuration
         self.repeat = configuration.microbatches if repeat is None else repeat
+        self.lost = lost or {}
         self.recomputes = configuration.settings.recomputes if configuration.training else (Recompute.NONE,)
         self.zeros = configuration.settings.zeros
         self._times: dict[int, np.ndarray] = {}
@@ -110,7 +119,8 @@ class CostedModel:
         found = [3 * len(t.slots) * self.repeat * int(t.cost_ns[t.cost_ns < UNREACHABLE].max()) for t in terms]
         for variable in (variable for part in parts for variable in part.variables):
             if variable < model.num_operators:
-                found.append(int(self.operator_ns(variable).max()))
+                ns = self.operator_ns(variable)
+                found.append(int(ns[ns < UNREACHABLE].max(initial=0)))
             found.extend(int(ns.max()) for ns, _ in self.parameter_costs(variable).values())
         return max(found, default=0)
 
@@ -142,10 +152,14 @@ class CostedModel:
             region = int(self.model.region_of[key])
             rerun = bool(self.model.places.rerun[key]) if Recompute.SELECTIVE in self.options(region) else False
             again = {Recompute.NONE: 0, Recompute.SELECTIVE: int(rerun), Recompute.FULL: 1}
-            self._times[key] = (
-                np.stack([(space.forward_ns * (1 + again[mode]) + space.backward_ns) for mode in self.options(region)])
-                * self.repeat
-            )
+            forwards = np.array([[1 + again[mode]] for mode in self.options(region)])
+            ns = (forwards * space.forward_ns + space.backward_ns) * self.repeat
+            if self.repeat < self.configuration.microbatches:
+                launches = forwards * space.forward_launch_ns + space.backward_launch_ns
+                ns += launches * (self.configuration.microbatches - self.repeat)
+            if key in self.lost:
+                ns[:, self.lost[key]] = UNREACHABLE
+            self._times[key] = ns
         return self._times[key]
 
     def result_bytes(self, index: int) -> np.ndarray:

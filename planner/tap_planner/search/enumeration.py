@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from tap_planner.cluster import Mesh, part_of
 from tap_planner.cost import PriceList
 from tap_planner.errors import UnsupportedGraphError
@@ -12,6 +16,7 @@ from tap_planner.search.constraints import NO_RULES
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.feasibility import first_conflict
 from tap_planner.search.lean import lean_solver
+from tap_planner.search.microbatches import BatchFactors, lost_strategies
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.request import SearchRequest, does_not_fit
 from tap_planner.search.solver import Solver
@@ -43,6 +48,11 @@ class SearchSpace:
         self._request = request
         self._models: dict[tuple[int, int], Model] = {}
         self._allowed: dict[tuple[int, int], bool] = {}
+        self._alike: dict[int, bool] = {}
+        self._batches: dict[int, BatchFactors] = {}
+        """By microbatch count, where the batch is."""
+        self._lost: dict[tuple[int, int, int], Mapping[int, np.ndarray]] = {}
+        """By mesh and microbatch counts, what the larger one lacks of what the smaller one has."""
         self._notes: list[str] = []
         self._least: dict[tuple[int, ...], int] = {(): 0}
         self.counts = self._microbatch_counts()
@@ -94,6 +104,16 @@ class SearchSpace:
     def graph(self, microbatches: int) -> Graph:
         """The graph of one microbatch."""
         return self._request.folded(microbatches).graph
+
+    def is_like_first(self, microbatches: int) -> bool:
+        """Whether the graph of one microbatch has the operators of that of the first count, which then tells of it: one
+        sample may need fewer of them, such as those that expand what it has in common with others."""
+        if self._request.batch > microbatches or microbatches == self.counts[0]:
+            return True
+        if microbatches not in self._alike:
+            mine, first = self.graph(microbatches).operators, self.graph(self.counts[0]).operators
+            self._alike[microbatches] = [(o.id, o.type) for o in mine] == [(o.id, o.type) for o in first]
+        return self._alike[microbatches]
 
     def is_allowed(self, mesh: int, microbatches: int) -> bool:
         """Whether the rules leave every operator a strategy: a smaller microbatch may no longer be split as they ask.
@@ -179,7 +199,21 @@ class SearchSpace:
             optimizer_states=request.optimizer_states,
         )
         model = self.model(mesh, microbatches if graph_of is None else graph_of)
-        return CostedModel(model, configuration, repeat=graph_of)
+        if graph_of is None or graph_of == microbatches:
+            return CostedModel(model, configuration)
+        lost = self._lost_strategies(mesh, microbatches, graph_of)
+        return CostedModel(model, configuration, repeat=graph_of, lost=lost)
+
+    def _lost_strategies(self, mesh: int, microbatches: int, graph_of: int) -> Mapping[int, np.ndarray]:
+        """See ``lost_strategies``."""
+        key = (mesh, microbatches, graph_of)
+        if key not in self._lost:
+            if graph_of not in self._batches:
+                graphs = self._request.graphs
+                self._batches[graph_of] = BatchFactors(self.graph(graph_of), graphs.batch(1).factors, self.graph(1))
+            model, times = self.model(mesh, graph_of), microbatches // graph_of
+            self._lost[key] = lost_strategies(model, self._batches[graph_of], times)
+        return self._lost[key]
 
     def solver(
         self, mesh: int, settings: Settings, room: int | None, microbatches: int, *, graph_of: int | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,10 @@ MAX_TABLE_ENTRIES = 8_000_000
 """Largest table that elimination may build (64 MB)."""
 BLOCK_ENTRIES = 1 << 16
 """Entries of a sum that are minimised at once (512 KiB; measured: half and twice as many are as fast)."""
+
+
+MAX_RECIPES = 20_000
+"""Sums of tables whose order is remembered (about 2 KB each)."""
 
 
 class WidthError(Exception):
@@ -93,71 +97,137 @@ def least(
     Raises:
         WidthError: the sum would exceed ``MAX_TABLE_ENTRIES``.
     """
-    check_size((*neighbours, variable), domains)
-    few = _merged(factors, domains)
+    key = (variable, neighbours, tuple([(factor.scope, factor.table.shape) for factor in factors]))
+    recipe = _RECIPES.get(key)
+    if recipe is None:
+        check_size((*neighbours, variable), domains)
+        if len(_RECIPES) >= MAX_RECIPES:
+            _RECIPES.clear()
+        recipe = _RECIPES[key] = _recipe([factor.scope for factor in factors], variable, neighbours, domains)
+    return recipe.least([factor.table for factor in factors])
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A table with a dim for every variable of a sum, of size 1 where it does not depend on it."""
+
+    number: int
+    """Of the table."""
+    order: tuple[int, ...] | None
+    """Of its dims; None: as they are."""
+    shape: tuple[int, ...]
+
+    def of(self, tables: Sequence[np.ndarray]) -> np.ndarray:
+        """The table among all."""
+        table = tables[self.number]
+        return (table if self.order is None else table.transpose(self.order)).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How tables of certain shapes are summed and minimised: which two first, and how their dims lie."""
+
+    sums: tuple[tuple[_Laid, _Laid], ...]
+    """Each gives a further table."""
+    last: tuple[_Laid, ...]
+    """What is left: two tables at most, the variable that is minimised over first."""
+    shape: tuple[int, ...]
+    """Of their sum."""
+    order: tuple[int, ...]
+    """Of the dims of the result."""
+
+    def least(self, tables: list[np.ndarray]) -> np.ndarray:
+        """The minimum of the sum; ``tables`` grows."""
+        for one, other in self.sums:
+            tables.append(one.of(tables) + other.of(tables))
+        if not self.last:
+            return np.zeros((), dtype=np.int64)
+        if len(self.last) == 1:
+            least = self.last[0].of(tables).min(axis=0)
+        else:
+            least = self._least_of_two(self.last[0].of(tables), self.last[1].of(tables))
+        return np.minimum(least.transpose(self.order), INFINITE, order="C")
+
+    def _least_of_two(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        shape = self.shape
+        if len(shape) == 1:
+            return np.asarray((one + other).min())
+        one, other = np.ascontiguousarray(one), np.ascontiguousarray(other)
+        result = np.empty(shape[1:], dtype=np.int64)
+        step = min(max(BLOCK_ENTRIES * shape[1] // math.prod(shape), 1), shape[1])
+        block = np.empty((shape[0], step, *shape[2:]), dtype=np.int64)
+        for start in range(0, shape[1], step):
+            end = min(start + step, shape[1])
+            part = block[:, : end - start]
+            np.add(_rows(one, start, end), _rows(other, start, end), out=part)
+            np.minimum.reduce(part, axis=0, out=result[start:end])
+        return result
+
+
+_RECIPES: dict[object, _Recipe] = {}
+"""By variables and shapes: a search sums tables of the same few shapes again and again."""
+
+
+def _recipe(
+    scopes: Sequence[tuple[int, ...]], variable: int, neighbours: tuple[int, ...], domains: Mapping[int, int]
+) -> _Recipe:
+    sums: list[tuple[_Laid, _Laid]] = []
+    known = list(scopes)
+
+    def add(one: int, other: int) -> int:
+        scope = (*known[one], *(v for v in known[other] if v not in known[one]))
+        sums.append((_laid(one, known[one], scope, domains), _laid(other, known[other], scope, domains)))
+        known.append(scope)
+        return len(known) - 1
+
+    few = _merged(known, add, domains)
     if not few:
-        return np.zeros((), dtype=np.int64)
-    if len(few) == 1:
-        rest = tuple(v for v in few[0].scope if v != variable)
-        table = few[0].table.min(axis=few[0].scope.index(variable))
-    else:
-        rest, table = _least_of_two(few[0], few[1], variable, domains)
-    return np.minimum(table.transpose([rest.index(v) for v in neighbours]), INFINITE, order="C")
-
-
-def _least_of_two(
-    left: Factor, right: Factor, variable: int, domains: Mapping[int, int]
-) -> tuple[tuple[int, ...], np.ndarray]:
-    """(variables of the dims, minimum over a variable of the sum of two factors)."""
-    only_left = sorted((v for v in left.scope if v not in right.scope), key=domains.__getitem__)
-    only_right = sorted((v for v in right.scope if v not in left.scope), key=domains.__getitem__)
+        return _Recipe((), (), (), ())
+    left, right = few[0], few[-1]
+    only_left = sorted((v for v in known[left] if v not in known[right]), key=domains.__getitem__)
+    only_right = sorted((v for v in known[right] if v not in known[left]), key=domains.__getitem__)
     if only_left and only_right and domains[only_left[-1]] > domains[only_right[-1]]:
         left, right, only_left, only_right = right, left, only_right, only_left
-    both = [v for v in left.scope if v in right.scope and v != variable]
+    both = [v for v in known[left] if v in known[right] and v != variable]
     rest = (*only_left, *both, *only_right)  # the longest dim last: that is where numpy is fast
-    if not rest:
-        return rest, np.asarray((left.table + right.table).min())
     scope = (variable, *rest)
-    one, other = (np.ascontiguousarray(_over(factor, scope)) for factor in (left, right))
-    shape = [domains[v] for v in scope]
-    result = np.empty(shape[1:], dtype=np.int64)
-    step = min(max(BLOCK_ENTRIES * shape[1] // math.prod(shape), 1), shape[1])
-    block = np.empty((shape[0], step, *shape[2:]), dtype=np.int64)
-    for start in range(0, shape[1], step):
-        end = min(start + step, shape[1])
-        part = block[:, : end - start]
-        np.add(_rows(one, start, end), _rows(other, start, end), out=part)
-        np.minimum.reduce(part, axis=0, out=result[start:end])
-    return rest, result
+    last = tuple(_laid(number, known[number], scope, domains) for number in dict.fromkeys((left, right)))
+    order = tuple(rest.index(v) for v in neighbours)
+    return _Recipe(tuple(sums), last, tuple(domains[v] for v in scope), order)
+
+
+def _merged(
+    scopes: Sequence[tuple[int, ...]], add: Callable[[int, int], int], domains: Mapping[int, int]
+) -> tuple[int, ...]:
+    """At most two tables of the same sum, by ``add``, which makes a further one of two."""
+    sizes = {number: num_entries(scope, domains) for number, scope in enumerate(scopes)}
+    waiting = sorted(sizes, key=sizes.__getitem__)
+    few: list[int] = []
+    while waiting:  # what lies inside the scope of another one costs next to nothing
+        number = waiting.pop(0)
+        for place, larger in enumerate(waiting):
+            if set(scopes[number]).issubset(scopes[larger]):
+                waiting[place] = add(larger, number)
+                break
+        else:
+            few.append(number)
+    while len(few) > 2:
+        pairs = itertools.combinations(range(len(few)), 2)
+        one, other = min(pairs, key=lambda pair: num_entries({*scopes[few[pair[0]]], *scopes[few[pair[1]]]}, domains))
+        few[one] = add(few[one], few.pop(other))
+    return tuple(few)
+
+
+def _laid(number: int, own: tuple[int, ...], scope: tuple[int, ...], domains: Mapping[int, int]) -> _Laid:
+    """How a table over ``own`` lies in a sum over ``scope``."""
+    order = sorted(range(len(own)), key=lambda dim: scope.index(own[dim]))
+    shape = tuple(domains[v] if v in own else 1 for v in scope)
+    return _Laid(number, None if order == list(range(len(own))) else tuple(order), shape)
 
 
 def _rows(table: np.ndarray, start: int, end: int) -> np.ndarray:
     """A range of the second dim, unless that is broadcast."""
     return table if table.shape[1] == 1 else table[:, start:end]
-
-
-def _merged(factors: Sequence[Factor], domains: Mapping[int, int]) -> list[Factor]:
-    """The same sum as at most two factors."""
-    merged = sorted(factors, key=lambda factor: factor.table.size)
-    few: list[Factor] = []
-    while merged:  # what lies inside the scope of another one costs next to nothing
-        factor = merged.pop(0)
-        for number, larger in enumerate(merged):
-            if set(factor.scope).issubset(larger.scope):
-                merged[number] = _sum(larger, factor)
-                break
-        else:
-            few.append(factor)
-    while len(few) > 2:
-        pairs = itertools.combinations(range(len(few)), 2)
-        one, other = min(pairs, key=lambda pair: num_entries({*few[pair[0]].scope, *few[pair[1]].scope}, domains))
-        few[one] = _sum(few[one], few.pop(other))
-    return few
-
-
-def _sum(one: Factor, other: Factor) -> Factor:
-    scope = (*one.scope, *(v for v in other.scope if v not in one.scope))
-    return Factor(scope, _over(one, scope) + _over(other, scope))
 
 
 def _over(factor: Factor, scope: tuple[int, ...]) -> np.ndarray:

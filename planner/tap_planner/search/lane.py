@@ -30,6 +30,8 @@ STAGES = (2, 1, 4, 20, 40)
 """The same of its stages."""
 LARGER = 10
 """How many times as much that is for meshes of more axes."""
+NEAR_LEADER = 128
+"""A ZeRO level waits for one whose bound is above its own by no more than this part."""
 WARM = 3
 """Meshes of more axes whose tables are kept, which may take some hundred MB each."""
 
@@ -53,8 +55,8 @@ class Choice:
 
     cost: int
     """Roughly."""
-    bound_ns: int
-    """Of the configuration that it is about."""
+    bound_ns: int | None
+    """Of the configuration that it is about; None: no plan comes of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Report:
     solved: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Candidate:
     """A configuration in the queue."""
 
@@ -122,6 +124,12 @@ class _Candidate:
     """By what the bound is proven, as far as elimination goes."""
     settled: bool = False
     """Whether multiples of the microbatch count are excluded as well."""
+    unlimited_ns: int = 0
+    """A lower bound of the least time without the limit, where its own is not asked for."""
+    before: _Candidate | None = None
+    """That of the next smaller microbatch count, which has queued it."""
+    expected_ns: int = 0
+    """About what bound the graph of fewer microbatches will give."""
 
     @property
     def key(self) -> PlanKey:
@@ -157,9 +165,8 @@ class Lane:
         self._tightened: dict[tuple[_Setting, int], tuple[Fraction, Shares]] = {}
         """By setting and microbatch count, multiplier and shares of the first tightened model, whatever there was room
         for."""
-        self._leaders: dict[tuple[_Setting, int], _Candidate] = {}
-        """By setting and microbatch count, the first of the ZeRO levels that has been through all but the stages that
-        take long, until it has been through the first of these."""
+        self._families: dict[tuple[_Setting, int], list[_Candidate]] = {}
+        """By setting and microbatch count, the ZeRO levels of which none has been through a stage that takes long."""
         self._best: tuple[_Candidate, Outcome] | None = None
         self._settings: dict[_Setting, Settings] = {}
         has_few = any(len(mesh.axes) <= FEW_AXES for mesh in request.meshes)
@@ -188,6 +195,11 @@ class Lane:
             candidate.setting[0], settings, candidate.room, candidate.microbatches, graph_of=graph_of
         )
 
+    def _limited(self, solver: Solver, divisor: int, unlimited_ns: int) -> LimitedSearch:
+        """The search of one configuration, see there."""
+        request = self._request
+        return LimitedSearch(solver, request.limit_bytes, divisor, gap=request.gap, unlimited_ns=unlimited_ns)
+
     # -- best first --------------------------------------------------------------------------------------------
 
     def choose(self, known: Known, elsewhere_ns: int | None = None) -> Choice | None:
@@ -206,11 +218,14 @@ class Lane:
         while self._queue and self._chosen is None:
             place = heapq.heappop(self._queue)
             candidate = place[-1]
-            if self._good_enough(candidate.bound_ns) or self._too_long(candidate):
+            if self._is_settled(candidate):
+                if not candidate.followed:
+                    self._queue_next(candidate)
+            elif self._good_enough(candidate.bound_ns) or self._too_long(candidate):
                 self._drop(candidate)
             elif self._place(candidate)[:2] > place[:2]:
                 self._push(candidate)
-            elif self._takes_long(candidate) and elsewhere_ns is not None and elsewhere_ns < candidate.bound_ns:
+            elif self._takes_long(candidate) and elsewhere_ns is not None and elsewhere_ns < self._place(candidate)[1]:
                 waiting.append(candidate)
             else:
                 self._chosen = candidate
@@ -220,7 +235,8 @@ class Lane:
             self._push(candidate)
         if self._chosen is None:
             return None
-        return Choice(cost=self._cost(self._chosen), bound_ns=self._chosen.bound_ns)
+        bound_ns = self._chosen.bound_ns if self._chosen.screened else None
+        return Choice(cost=self._cost(self._chosen), bound_ns=bound_ns)
 
     def _drop(self, candidate: _Candidate) -> None:
         """Nothing of it is worth a further look."""
@@ -230,7 +246,9 @@ class Lane:
         self._leave(candidate)
 
     def _takes_long(self, candidate: _Candidate) -> bool:
-        return candidate.state is not None and candidate.state.has_crossed
+        """Whether it, or the sibling that it waits for, is about to go through a stage that takes long."""
+        states = (candidate.state, *(leader.state for leader in self._leaders_of(candidate)))
+        return any(state is not None and state.has_crossed for state in states)
 
     def _cost(self, candidate: _Candidate) -> int:
         """Roughly what comes next costs."""
@@ -249,7 +267,7 @@ class Lane:
         self._chosen = None
         multiplier = self._advance(candidate)
         state = candidate.state
-        if state is not None and not candidate.followed:
+        if state is not None:
             self._follow(candidate, state)
         self._keep_warm(candidate)
         if candidate.excluded:
@@ -295,9 +313,9 @@ class Lane:
         """A part of the space is done with: note how it is bounded."""
         if candidate.state is not None:
             candidate.state.forget()
-        siblings = (candidate.setting, candidate.microbatches)
-        if self._leaders.get(siblings) is candidate:
-            del self._leaders[siblings]
+        family = self._families.get((candidate.setting, candidate.microbatches), [])
+        if candidate in family:
+            family.remove(candidate)
         self._leaves.append(
             Leaf(
                 mesh=mesh_label(self._request.meshes[candidate.setting[0]]),
@@ -318,9 +336,8 @@ class Lane:
         if state is None or candidate.room is not None or not state.has_crossed or levels[-1] < 2:
             return [candidate]
         if not candidate.followed:
-            candidate.followed = True
             self._queue_next(candidate)
-        return [
+        rooms = [
             _Candidate(
                 candidate.setting,
                 candidate.microbatches,
@@ -329,9 +346,12 @@ class Lane:
                 screened=True,
                 followed=True,
                 proof=candidate.proof,
+                unlimited_ns=state.unlimited_ns,
             )
             for level in levels
         ]
+        self._families[candidate.setting, candidate.microbatches] = list(rooms)
+        return rooms
 
     def _push(self, candidate: _Candidate) -> None:
         self._order += 1
@@ -342,11 +362,20 @@ class Lane:
 
     def _place(self, candidate: _Candidate) -> tuple[bool, int]:
         """Its place in the queue, but for ties: after a sibling of another ZeRO level whose bound it is to borrow."""
-        bound = candidate.bound_ns
-        leader = self._leaders.get((candidate.setting, candidate.microbatches))
-        if leader is not None and candidate.room is not None and candidate.state and candidate.state.can_borrow:
-            bound = max(bound, leader.bound_ns)
-        return self._is_late[candidate.setting[0]], bound
+        bound = candidate.bound_ns if candidate.screened else max(candidate.bound_ns, candidate.expected_ns)
+        bounds = (bound, *(leader.bound_ns + 1 for leader in self._leaders_of(candidate)))
+        return self._is_late[candidate.setting[0]], max(bounds)
+
+    def _leaders_of(self, candidate: _Candidate) -> tuple[_Candidate, ...]:
+        """The sibling that a candidate waits for, if there is one: the lowest ZeRO level that bounds no worse."""
+        if candidate.room is None or candidate.state is None or not candidate.state.can_borrow:
+            return ()
+        for sibling in self._families.get((candidate.setting, candidate.microbatches), ()):
+            if sibling is candidate:
+                break
+            if sibling.bound_ns - candidate.bound_ns <= candidate.bound_ns // NEAR_LEADER:
+                return (sibling,)
+        return ()
 
     @property
     def _ceiling(self) -> int | None:
@@ -378,21 +407,21 @@ class Lane:
             bound = self._virtual_bound(candidate)
             candidate.excluded = bound is None
             candidate.bound_ns = max(candidate.bound_ns, bound or 0)
+            before = candidate.before
+            if before is not None and not candidate.excluded and candidate.bound_ns < before.bound_ns:
+                self._queue_next(candidate, 2 * candidate.bound_ns - before.bound_ns)
             return Fraction(0)
         if candidate.state is None:
             self._solved.add((candidate.setting, candidate.microbatches))
-            candidate.state = LimitedSearch(self._solver(candidate), self._request.limit_bytes, gap=self._request.gap)
+            candidate.state = self._limited(self._solver(candidate), 1, candidate.unlimited_ns)
         self._note_effort(candidate, candidate.microbatches)
         state = candidate.state
         siblings = (candidate.setting, candidate.microbatches)
         lent = self._tightened.get(siblings)
         if not (lent and state.can_borrow and state.borrow(*lent, self._ceiling)):
             state.advance(lent[0] if lent else self._known.multiplier, self._ceiling)
-        is_next = state.has_crossed and not state.only_master_left
-        if candidate.room is not None and is_next and siblings not in self._tightened:
-            self._leaders.setdefault(siblings, candidate)
-        elif self._leaders.get(siblings) is candidate:
-            del self._leaders[siblings]
+        if candidate.room is not None and state.only_master_left:
+            self._families.pop(siblings, None)
         if state.only_master_left and state.multiplier and state.proof.shares:
             self._tightened.setdefault(siblings, (state.proof.multiplier, state.proof.shares))
         candidate.bound_ns = max(candidate.bound_ns, state.bound_ns)
@@ -423,7 +452,7 @@ class Lane:
         graph_of = max(known for known in self._unlimited[candidate.setting] if count % known == 0)
         self._note_effort(candidate, graph_of)
         solver = self._solver(candidate, graph_of=graph_of)
-        virtual = LimitedSearch(solver, self._request.limit_bytes, count // graph_of, gap=self._request.gap)
+        virtual = self._limited(solver, count // graph_of, candidate.bound_ns)
         hint = self._hints_of_bounds.get(candidate.setting, self._known.multiplier)
         bound = virtual.virtual_bound_ns(hint, self._ceiling)
         if virtual.multiplier:
@@ -438,26 +467,40 @@ class Lane:
 
         Where the limit costs nothing, multiples of the count cannot be faster.
         """
-        if state.parameters_too_large or (state.is_unlimited_optimum and state.finished):
-            candidate.followed = True
-            candidate.last = state.parameters_too_large
-            if not state.parameters_too_large:
-                candidate.settled = True
-                self._settled.setdefault(candidate.setting, set()).add(candidate.microbatches)
-                self._queue_next(candidate)
-            return
-        if state.limit_binds or state.finished:
-            candidate.followed = True
+        costs_nothing = state.is_unlimited_optimum and state.finished and not candidate.proof.multiplier
+        if state.parameters_too_large:
+            candidate.followed = candidate.last = True
+        elif costs_nothing and candidate.room is None:
+            candidate.settled = True
+            self._settled.setdefault(candidate.setting, set()).add(candidate.microbatches)
+        if not candidate.followed and (state.limit_binds or state.finished):
             self._queue_next(candidate)
 
-    def _queue_next(self, candidate: _Candidate) -> None:
-        settled = self._settled.get(candidate.setting, set())
+    def _is_settled(self, candidate: _Candidate) -> bool:
+        """Whether its microbatch count is a multiple of one at which the limit costs nothing."""
+        return candidate.state is None and self._costs_nothing(candidate.setting, candidate.microbatches)
+
+    def _costs_nothing(self, setting: _Setting, count: int) -> bool:
+        """Whether a microbatch count is a multiple of one at which the limit costs nothing, and no faster for it."""
+        settled = self._settled.get(setting, set())
+        return any(count % k == 0 for k in settled) and self._space.is_like_first(count)
+
+    def _queue_next(self, candidate: _Candidate, expected_ns: int = 0) -> None:
+        """Queue the next microbatch count that can matter; ``expected_ns`` is about the bound that it will have."""
+        candidate.followed = True
         for count in self._counts:
-            wanted = count > candidate.microbatches and not any(count % k == 0 for k in settled)
-            if wanted and self._space.is_allowed(candidate.setting[0], count):
-                known = self._unlimited[candidate.setting].items()
-                proof = max((proof for k, proof in known if count % k == 0), key=lambda proof: proof.bound_ns)
-                self._push(_Candidate(candidate.setting, count, proof.bound_ns, proof=proof))
+            if count <= candidate.microbatches or self._costs_nothing(candidate.setting, count):
+                continue
+            if self._space.is_allowed(candidate.setting[0], count):
+                following = _Candidate(candidate.setting, count, 0, before=candidate, expected_ns=expected_ns)
+                if self._space.is_like_first(count):
+                    known = self._unlimited[candidate.setting].items()
+                    proofs = (proof for k, proof in known if count % k == 0 and self._space.is_like_first(k))
+                    following.proof = max(proofs, key=lambda proof: proof.bound_ns)
+                    following.bound_ns = following.proof.bound_ns
+                else:
+                    following.screened = True
+                self._push(following)
                 return
 
     # -- answers -----------------------------------------------------------------------------------------------

@@ -181,10 +181,11 @@ def run_lanes(workers: Sequence[Worker]) -> int | None:
     known, winner = Known(), None
     ends: list[tuple[int, int]] = []
 
-    busy: dict[int, int] = {}
+    busy: dict[int, int | None] = {}
 
     def start(number: int, clock: int) -> None:
-        elsewhere = min((bound for other, bound in busy.items() if other != number), default=None)
+        bounds = [bound for other, bound in busy.items() if other != number and bound is not None]
+        elsewhere = min(bounds, default=None)
         choice: Choice | None = ask(workers[number], "choose", known, elsewhere)
         busy.pop(number, None)
         if choice is not None:

@@ -85,10 +85,18 @@ class LimitedSearch:
         limit_bytes: memory limit per device; None for none.
         divisor: activations count 1/divisor; above 1 only bounds are found, no solutions.
         gap: a bound this near the best solution known need come no nearer.
+        unlimited_ns: a lower bound of the least time without the limit, if one is known: its own is looked for only
+            where a multiplier that served another configuration is too large.
     """
 
     def __init__(
-        self, solver: Solver, limit_bytes: int | None, divisor: int = 1, *, gap: Fraction = Fraction(0)
+        self,
+        solver: Solver,
+        limit_bytes: int | None,
+        divisor: int = 1,
+        *,
+        gap: Fraction = Fraction(0),
+        unlimited_ns: int = 0,
     ) -> None:
         self._solver = solver
         self._limit = limit_bytes
@@ -97,7 +105,7 @@ class LimitedSearch:
         self._stage = 0
         self.bound_ns = 0
         """No solution that fits is faster."""
-        self.unlimited_ns = 0
+        self.unlimited_ns = unlimited_ns
         """A lower bound of the least time without the limit."""
         self.unlimited = Proof(kind=ProofKind.RELAXED, bound_ns=0)
         """How that is proven."""
@@ -150,7 +158,7 @@ class LimitedSearch:
     @property
     def can_borrow(self) -> bool:
         """Whether it is time to ``borrow``."""
-        return 2 <= self._stage <= 3 and not (self._has_borrowed or self.infeasible or self._solver.is_lean)
+        return 1 <= self._stage <= 3 and not (self._has_borrowed or self.infeasible or self._solver.is_lean)
 
     @property
     def stage(self) -> int:
@@ -194,11 +202,6 @@ class LimitedSearch:
 
     def virtual_bound_ns(self, multiplier: Fraction, ceiling_ns: int | None) -> int | None:
         """Bound of the first three stages; None where nothing fits."""
-        if multiplier and self._has_room():
-            self._ceiling, self._hint = ceiling_ns, multiplier
-            self._evaluate(multiplier)
-            if self._hopeless():
-                return self.bound_ns
         for _ in range(3):
             self.advance(multiplier, ceiling_ns)
             if self.infeasible:
@@ -218,7 +221,7 @@ class LimitedSearch:
         self._ceiling = ceiling_ns
         self._has_borrowed = True
         self._solver.parts.use_shares(shares)
-        self._evaluate(self._rounded(multiplier))
+        self._evaluate(self._rounded(multiplier), _Depth.BRIEF)
         return self._hopeless()
 
     def polish(self) -> None:
@@ -239,6 +242,10 @@ class LimitedSearch:
             self.infeasible = True
             self.proof = Proof(kind=ProofKind.INFEASIBLE, bound_ns=0)
             return
+        if self.unlimited_ns and self._hint:
+            self._evaluate(self._hint)
+            if self._hopeless() or self._too_large is not None:  # what is faster does not fit either
+                return
         found = self._solver.minimise(Weights(1, 0))
         self.unlimited_ns = -(-found.bound // SCALE)
         self.bound_ns = max(self.bound_ns, self.unlimited_ns)
@@ -256,7 +263,7 @@ class LimitedSearch:
         return not (self.parameters_too_large or self._solver.is_empty)
 
     def _screen(self) -> None:
-        if self.best is not None:
+        if self._fits_unlimited and self._divisor == 1:
             fastest = self._solver.optimum(Weights(1, 0))
             self.bound_ns = self.unlimited_ns = max(self.bound_ns, -(-fastest.bound // SCALE))
             self.unlimited = Proof(kind=ProofKind.TIGHTENED, bound_ns=self.unlimited_ns)

@@ -216,8 +216,9 @@ class _Search:
     def _advance(self, candidate: _Candidate) -> None:
         """Run the next stage; before the graph of its own is looked at, part with the other counts."""
         count, others = candidate.counts[0], candidate.counts[1:]
-        if candidate.stage == 0 and count == candidate.space.counts[0]:
-            candidate.stage = 1  # its own graph is that of the whole batch
+        space = candidate.space
+        if candidate.stage == 0 and (count == space.counts[0] or not space.is_like_first(count)):
+            candidate.stage = 1  # its own graph is that of the whole batch, or that says nothing of it
         if candidate.stage == 0:
             found = self._whole(candidate).minimise(Weights(0, 1, count))
             self._prove(candidate, ProofKind.RELAXED, found, graph_of=candidate.space.counts[0])

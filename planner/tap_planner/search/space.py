@@ -44,6 +44,10 @@ class OperatorSpace:
     """[num_strategies] compute and internal collectives of one microbatch."""
     backward_ns: np.ndarray
     """[num_strategies]"""
+    forward_launch_ns: np.ndarray
+    """[num_strategies] what of the compute does not depend on sizes."""
+    backward_launch_ns: np.ndarray
+    """[num_strategies]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +141,23 @@ class ModelSpace:
         strategies = tuple(strategy for strategy in possible if self._filter.allows(operator, strategy, rule))
         if not strategies:
             raise no_strategy(self._filter, operator, rule, possible, str(self.mesh))
-        times = [self._times(operator, strategy, needed) for strategy in strategies]
+        times = np.array([self._times(operator, strategy, needed) for strategy in strategies], dtype=np.int64)
+        inside = [self._internal_ns(operator, strategy) for strategy in strategies]
+        inside_backward = [self._internal_ns(operator, strategy, needed) for strategy in strategies]
+        forward_ns, backward_ns = times[:, 0], times[:, 1]
+        launch_ns = self.compute.device.launch_ns
         return OperatorSpace(
             strategies=strategies,
-            forward_ns=np.array([forward for forward, _ in times], dtype=np.int64),
-            backward_ns=np.array([backward for _, backward in times], dtype=np.int64),
+            forward_ns=forward_ns + np.array(inside, dtype=np.int64),
+            backward_ns=backward_ns + np.array(inside_backward, dtype=np.int64),
+            forward_launch_ns=np.minimum(forward_ns, launch_ns),
+            backward_launch_ns=np.minimum(backward_ns, launch_ns),
         )
 
     def _times(self, operator: Operator, strategy: Strategy, needed: tuple[bool, ...]) -> tuple[int, int]:
+        """Forward and backward compute."""
         signature = operator.signature
-        forward, backward = operator_times_ns(
+        return operator_times_ns(
             self.compute,
             signature,
             factor_sizes=strategy.factor_sizes,
@@ -162,7 +173,6 @@ class ModelSpace:
             ],
             requires_gradient=needed,
         )
-        return forward + self._internal_ns(operator, strategy), backward + self._internal_ns(operator, strategy, needed)
 
     def _internal_ns(self, operator: Operator, strategy: Strategy, needed: tuple[bool, ...] | None = None) -> int:
         """Collectives inside an operator: forward's, or (given which operands need gradients) backward's."""

@@ -152,12 +152,17 @@ class _Checking:
         for count in self._space.counts:
             if not self._space.is_allowed(mesh, count):
                 continue
-            rooms = {leaf.room for leaf in leaves if _covers(leaf, count)}
+            rooms = {leaf.room for leaf in leaves if self._covers(leaf, count)}
             missing = [] if None in rooms else [level for level in settings.levels if level not in rooms]
             if missing:
                 where = f"{key[0]}, {count} microbatches" + (f", setting {key[1]}" if key[1] else "")
                 levels = ", ".join(map(str, missing)) if rooms else "any"
                 yield LeafFinding(where=where, what=f"is not covered (ZeRO level {levels})")
+
+    def _covers(self, leaf: Leaf, count: int) -> bool:
+        if leaf.microbatches == count or (leaf.and_more and leaf.microbatches < count):
+            return True
+        return leaf.and_multiples and count % leaf.microbatches == 0 and self._space.is_like_first(count)
 
     # -- bounds ------------------------------------------------------------------------------------------------
 
@@ -191,7 +196,9 @@ class _Checking:
         return None
 
     def _has_graph(self, graph_of: int | None, count: int) -> bool:
-        return graph_of is None or (graph_of in self._space.counts and count % graph_of == 0)
+        if graph_of is None or graph_of == count:
+            return True
+        return graph_of in self._space.counts and count % graph_of == 0 and self._space.is_like_first(count)
 
     def _bounded(self, leaf: Leaf, settings: Settings) -> bool:
         proof, mesh = leaf.proof, self._mesh[leaf.mesh]
@@ -308,12 +315,6 @@ class _CheckingMemory(_Checking):
             found = solver.optimum(weights) if exact else solver.minimise(weights)
             self._bounds[key] = -(-found.bound // SCALE)
         return self._bounds[key]
-
-
-def _covers(leaf: Leaf, count: int) -> bool:
-    if leaf.microbatches == count or (leaf.and_more and leaf.microbatches < count):
-        return True
-    return leaf.and_multiples and count % leaf.microbatches == 0
 
 
 def _divisor(count: int, graph_of: int | None) -> int:

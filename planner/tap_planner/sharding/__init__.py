@@ -40,6 +40,7 @@ from tap_planner.sharding.strategy import (
     make_strategy,
     operand_passes,
     parse_choice,
+    splits_evenly_only,
 )
 from tap_planner.sharding.volume import SENDING_KINDS, sent_bytes
 
@@ -81,6 +82,7 @@ __all__ = [
     "segmented",
     "sent_bytes",
     "shard",
+    "splits_evenly_only",
     "step_elements",
     "step_kind",
     "stored_placements",

@@ -123,6 +123,11 @@ def _compound_factors(rule: FactorRule) -> frozenset[int]:
     return frozenset(shared)
 
 
+def splits_evenly_only(rule: FactorRule, factor: int) -> bool:
+    """Whether a factor shares a dim with others, so that it is split evenly or not at all."""
+    return factor in _compound_factors(rule)
+
+
 def _split_sizes(rule: FactorRule, choices: Sequence[Choice], mesh_shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Local factor sizes under ``choices``; None where a factor cannot be split so."""
     if not _even_rings(rule, choices, mesh_shape):

@@ -1,0 +1,90 @@
+"""What is known of a smaller microbatch from the graph of a larger one, without binding it: the strategies it lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from tap_planner.graph import Graph
+from tap_planner.operators import FactorRule, rule_of
+from tap_planner.search.model import Model
+from tap_planner.sharding import Strategy, splits_evenly_only
+
+
+class BatchFactors:
+    """By operator, the factors that hold the whole batch and nothing but whole samples: with k times as many
+    microbatches they are a k-th as long.
+
+    Args:
+        graph: the graph of one microbatch.
+        carrying: per operator id, the factors whose contiguous split splits the batch (``BatchMap.factors``).
+        whole: the graph in which they were found, of a multiple of the batch.
+    """
+
+    def __init__(self, graph: Graph, carrying: Mapping[str, frozenset[int]], whole: Graph) -> None:
+        self._graph = graph
+        self._carrying = carrying
+        self._whole = {operator.id: operator for operator in whole.operators if operator.id in carrying}
+        self._times = whole.batch // graph.batch
+
+    def of(self, index: int) -> frozenset[int]:
+        """Of the operator number ``index``."""
+        operator = self._graph.operators[index]
+        twin = self._whole.get(operator.id)
+        if twin is None:
+            return frozenset()
+        rule, whole = rule_of(operator.signature), rule_of(twin.signature)
+        if [factor.name for factor in rule.factors] != [factor.name for factor in whole.factors]:
+            return frozenset()
+        return frozenset(
+            factor
+            for factor in self._carrying[operator.id]
+            if rule.factors[factor].size % self._graph.batch == 0
+            and rule.factors[factor].size * self._times == whole.factors[factor].size
+        )
+
+
+def lost_strategies(model: Model, batch: BatchFactors, times: int) -> Mapping[int, np.ndarray]:
+    """By class of operator, [strategies] those that do not exist with more microbatches: the batch cannot be split so.
+
+    Args:
+        model: of the graph of one of the larger microbatches.
+        batch: where the batch is in that graph.
+        times: how many times as many microbatches.
+    """
+    factors: dict[int, frozenset[int]] = {}
+    for index in model.space.index.skeleton:
+        key = int(model.class_of[index])
+        factors[key] = factors[key] & batch.of(index) if key in factors else batch.of(index)
+    found: dict[int, np.ndarray] = {}
+    known: dict[tuple[int, frozenset[int]], np.ndarray] = {}
+    for key, held in factors.items():
+        if not held:
+            continue
+        space = model.space.operator(key)
+        case = (id(space), held)
+        if case not in known:
+            rule = rule_of(model.graph.operators[key].signature)
+            known[case] = np.array(
+                [not _exists(rule, strategy, held, times, model.space.mesh_shape) for strategy in space.strategies]
+            )
+        if known[case].any():
+            found[key] = known[case]
+    return found
+
+
+def _exists(
+    rule: FactorRule, strategy: Strategy, held: frozenset[int], times: int, mesh_shape: tuple[int, ...]
+) -> bool:
+    """Whether the factors that hold the batch can still be split so where they are ``times`` times shorter."""
+    for factor in held:
+        axes = [axis for axis, choice in enumerate(strategy.choices) if choice.divides(rule) == factor]
+        if not axes or any(strategy.choices[axis].blocks > 1 for axis in axes):
+            continue
+        parts, length = math.prod(mesh_shape[axis] for axis in axes), rule.factors[factor].size // times
+        even_only = len(axes) > 1 or splits_evenly_only(rule, factor)
+        if length % parts and (even_only or length < parts):
+            return False
+    return True
