@@ -48,6 +48,9 @@ MAX_EXACT_CROSSINGS = 12
 """Multipliers that are tried again in the tightened model, where the relaxed one is far from it."""
 MAX_CROSSINGS = 40
 """Multipliers that are tried for one configuration."""
+GUESS = 10
+"""The first multiplier of all is the least time without the limit over so many times the limit; those that end a search
+have been half as much to four times as much."""
 STEP = 2
 """By how much a multiplier is raised whose solution does not fit, where none is known whose solution does."""
 ROUGH = 64
@@ -271,11 +274,12 @@ class LimitedSearch:
             self._take(fastest)
             return
         assert self._limit is not None
-        if self._hint:
-            if self._hint not in self._tried:
-                self._evaluate(self._hint)
+        hint = self._hint or self._rounded(Fraction(self.unlimited_ns, max(self._limit, 1) * GUESS))
+        if hint:
+            if hint not in self._tried:
+                self._evaluate(hint)
             if self._small is None and not self._hopeless():
-                self._evaluate(self._rounded(self._hint * STEP))
+                self._evaluate(self._rounded(hint * STEP))
             if self._hopeless():
                 return
         if self._small is not None:

@@ -8,7 +8,7 @@ compound dim and travel through the factor rules to every operator that touches 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tap_planner.graph import Graph
 from tap_planner.operators import FactorKind, FactorRule, rule_of
@@ -17,37 +17,98 @@ MAX_HINTS = 2
 """Block counts kept per dim; more have not been met and would square the number of strategies."""
 
 DimKey = tuple[str, int]
+_DimHints = tuple[tuple[int, tuple[int, ...]], ...]
+"""(dim, block counts) of a tensor."""
+_Case = tuple[int, tuple[int, ...], tuple[_DimHints | None, ...]]
 
 
 def block_hints(graph: Graph) -> Mapping[str, tuple[tuple[int, ...], ...]]:
     """Per operator id, per factor of its rule: the block counts (> 1, ascending) in which the factor may be split."""
-    hints: dict[DimKey, set[int]] = {}
-    touching: dict[str, list[int]] = {}
-    rules = [rule_of(operator.signature) for operator in graph.operators]
-    for index, operator in enumerate(graph.operators):
-        for name in {*filter(None, operator.inputs), *operator.outputs}:
-            touching.setdefault(name, []).append(index)
-    queue = deque(index for index, rule in enumerate(rules) if _has_compound(rule))
-    queued = set(queue)
-    while queue:
-        index = queue.popleft()
-        queued.discard(index)
-        operator = graph.operators[index]
-        names = (*operator.inputs, *operator.outputs)
-        for name in sorted(_propagate(rules[index], names, hints)):
-            for neighbour in touching[name]:
-                if neighbour not in queued:
-                    queued.add(neighbour)
-                    queue.append(neighbour)
-    hinted = {name for (name, _), known in hints.items() if known}
-    found: dict[str, tuple[tuple[int, ...], ...]] = {}
-    for operator, rule in zip(graph.operators, rules, strict=True):
-        names = (*operator.inputs, *operator.outputs)
-        if hinted.isdisjoint(names):
-            found[operator.id] = ((),) * len(rule.factors)
-        else:
-            found[operator.id] = _factor_hints(rule, names, hints)
-    return found
+    spread = _Spread(graph)
+    spread.run()
+    return {operator.id: spread.factors(index) for index, operator in enumerate(graph.operators)}
+
+
+class _Spread:
+    """Hints on their way through a graph. What an operator makes of those around it is found out once for all operators
+    of its rule: repeated layers differ in nothing.
+
+    Args:
+        graph: the graph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._rules = [rule_of(operator.signature) for operator in graph.operators]
+        self._names = [(*operator.inputs, *operator.outputs) for operator in graph.operators]
+        self._hints: dict[str, _DimHints] = {}
+        """By tensor; those without hints are missing."""
+        self._grown: dict[_Case, Mapping[int, _DimHints]] = {}
+        self._found: dict[_Case, tuple[tuple[int, ...], ...]] = {}
+        self._touching: dict[str, list[int]] = {}
+        for index, names in enumerate(self._names):
+            for name in dict.fromkeys(names):
+                if name is not None:
+                    self._touching.setdefault(name, []).append(index)
+
+    def run(self) -> None:
+        """Spread hints until nothing changes."""
+        compound = {id(rule): _has_compound(rule) for rule in self._rules}
+        queue = deque(index for index, rule in enumerate(self._rules) if compound[id(rule)])
+        queued = set(queue)
+        while queue:
+            index = queue.popleft()
+            queued.discard(index)
+            names = self._names[index]
+            for place, hints in sorted(self._grow(index).items(), key=lambda item: str(names[item[0]])):
+                name = names[place]
+                assert name is not None
+                self._hints[name] = hints
+                for neighbour in self._touching[name]:
+                    if neighbour not in queued:
+                        queued.add(neighbour)
+                        queue.append(neighbour)
+
+    def _case(self, index: int) -> _Case:
+        """What decides: the rule, which operands are one tensor, and their hints."""
+        names = self._names[index]
+        alike = tuple([names.index(name) for name in names])
+        return id(self._rules[index]), alike, tuple([self._hints.get(name or "") for name in names])
+
+    def _grow(self, index: int) -> Mapping[int, _DimHints]:
+        """By operand, the hints of those that have more now."""
+        case = self._case(index)
+        if case not in self._grown:
+            _, alike, known = case
+            names = tuple(
+                None if name is None else str(place) for name, place in zip(self._names[index], alike, strict=True)
+            )
+            hints = _unpacked(names, known)
+            grown = _propagate(self._rules[index], names, hints)
+            self._grown[case] = {int(name): _packed(name, hints) for name in grown}
+        return self._grown[case]
+
+    def factors(self, index: int) -> tuple[tuple[int, ...], ...]:
+        """Of an operator, per factor the hints."""
+        case = self._case(index)
+        if case not in self._found:
+            names = tuple(None if name is None else str(place) for place, name in enumerate(self._names[index]))
+            self._found[case] = _factor_hints(self._rules[index], names, _unpacked(names, case[2]))
+        return self._found[case]
+
+
+def _unpacked(names: Sequence[str | None], known: Sequence[_DimHints | None]) -> dict[DimKey, set[int]]:
+    return {
+        (name, dim): set(blocks)
+        for name, hints in zip(names, known, strict=True)
+        if name is not None
+        for dim, blocks in hints or ()
+    }
+
+
+def _packed(name: str, hints: Mapping[DimKey, set[int]]) -> _DimHints:
+    return tuple(
+        (dim, tuple(sorted(blocks))) for (other, dim), blocks in sorted(hints.items()) if other == name and blocks
+    )
 
 
 def _has_compound(rule: FactorRule) -> bool:
