@@ -100,6 +100,24 @@ def test_weighted_bounds_are_below_the_plans_of_the_own_graph(model: str, mesh: 
             assert bound <= found.weighted(Weights(time, memory)), (graph_of, count, time, memory)
 
 
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("model", ["bert_tiny", "dlrm_tiny", "gshard_moe_tiny", "hm_gpt_tiny", "hm_mixtral_tiny"])
+def test_one_bound_holds_for_all_larger_counts(model: str, mesh: str) -> None:
+    """With what the least count pays in each microbatch, the activations of the largest, and the strategies of any, the
+    relaxed bound is no more than what solutions of each of them cost."""
+    space = space_of(model, mesh)
+    (settings,) = space.settings(0)
+    last = space.counts[-1]
+    for first in (2, 4):
+        assert space.tells_of_all_from(1, first)
+        more = space.solver(0, settings, None, first, graph_of=1, and_more=True)
+        for count in (count for count in space.counts if count >= first):
+            own = space.solver(0, settings, None, count)
+            for time, memory in ((1, 0), (1, 1), (1, 16)):
+                found = own.minimise(Weights(time, memory))
+                assert more.minimise(Weights(time, memory, last)).bound <= found.weighted(Weights(time, memory))
+
+
 @pytest.mark.parametrize(("model", "is_like"), [("vit_tiny", False), ("gpt2_tiny", True)])
 def test_one_sample_may_need_fewer_operators(model: str, is_like: bool) -> None:
     """A class token is not expanded to a batch of one: the graphs of larger microbatches say nothing of that of one

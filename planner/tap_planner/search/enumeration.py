@@ -176,8 +176,20 @@ class SearchSpace:
             self._least[devices] = least_ns(self.graph(1), part, self._request.precision)
         return self._least[devices]
 
+    def tells_of_all_from(self, graph_of: int, microbatches: int) -> bool:
+        """Whether the graph of one microbatch count tells of another and of all larger ones."""
+        larger = [count for count in self.counts if count >= microbatches]
+        return all(count % graph_of == 0 and self.is_like_first(count) for count in larger)
+
     def costed(
-        self, mesh: int, settings: Settings, room: int | None, microbatches: int, *, graph_of: int | None = None
+        self,
+        mesh: int,
+        settings: Settings,
+        room: int | None,
+        microbatches: int,
+        *,
+        graph_of: int | None = None,
+        and_more: bool = False,
     ) -> CostedModel:
         """The model of a configuration.
 
@@ -188,6 +200,8 @@ class SearchSpace:
             microbatches: their number.
             graph_of: with the graph of so many microbatches (a divisor of theirs), and what is paid for parameters in
                 each of them: a lower bound; None: with their own.
+            and_more: whether it is to bound all larger counts as well (see ``tells_of_all_from``): what is paid in each
+                microbatch is no less there.
         """
         request = self._request
         configuration = Configuration(
@@ -202,6 +216,10 @@ class SearchSpace:
         if graph_of is None or graph_of == microbatches:
             return CostedModel(model, configuration)
         lost = self._lost_strategies(mesh, microbatches, graph_of)
+        for count in self.counts if and_more else ():
+            if count > microbatches:
+                more = self._lost_strategies(mesh, count, graph_of)
+                lost = {key: mask & more[key] for key, mask in lost.items() if key in more}
         return CostedModel(model, configuration, repeat=graph_of, lost=lost)
 
     def _lost_strategies(self, mesh: int, microbatches: int, graph_of: int) -> Mapping[int, np.ndarray]:
@@ -216,10 +234,17 @@ class SearchSpace:
         return self._lost[key]
 
     def solver(
-        self, mesh: int, settings: Settings, room: int | None, microbatches: int, *, graph_of: int | None = None
+        self,
+        mesh: int,
+        settings: Settings,
+        room: int | None,
+        microbatches: int,
+        *,
+        graph_of: int | None = None,
+        and_more: bool = False,
     ) -> Solver:
         """A solver of a configuration; see ``costed``."""
-        costed = self.costed(mesh, settings, room, microbatches, graph_of=graph_of)
+        costed = self.costed(mesh, settings, room, microbatches, graph_of=graph_of, and_more=and_more)
         limit = self._request.limit_bytes
         if not self._request.lean or limit is None or graph_of is not None:
             return Solver(costed)

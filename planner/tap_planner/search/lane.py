@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -13,6 +13,7 @@ from tap_planner.search.assemble import assemble
 from tap_planner.search.configuration import Settings
 from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.limited import LimitedSearch, least_memory
+from tap_planner.search.messages import Choice, FoundPlan, Known, PlanKey, Report, WrittenPlan
 from tap_planner.search.proof import UNPROVEN, Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import SearchRequest
 from tap_planner.search.shares import Shares
@@ -30,6 +31,9 @@ STAGES = (2, 1, 4, 20, 40)
 """The same of its stages."""
 LARGER = 10
 """How many times as much that is for meshes of more axes."""
+FAR_ABOVE = 32
+"""Where the bound of a microbatch count is above the ceiling by more than this part of it, all larger ones are tried at
+once."""
 NEAR_LEADER = 128
 """A ZeRO level waits for one whose bound is above its own by no more than this part."""
 WARM = 3
@@ -37,69 +41,6 @@ WARM = 3
 
 _Setting = tuple[int, int]
 """Index of the mesh, and of what regions may choose from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What lanes tell each other."""
-
-    best_ns: int | None = None
-    """Of the fastest plan; None: none is known."""
-    multiplier: Fraction = Fraction(0)
-    """One that served a configuration; 0: none has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What a lane is about to do."""
-
-    cost: int
-    """Roughly."""
-    bound_ns: int | None
-    """Of the configuration that it is about; None: no plan comes of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanKey:
-    """Names the best plan of a configuration."""
-
-    mesh: int
-    setting: int
-    microbatches: int
-    room: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlan:
-    """The best plan of a configuration that a lane has met."""
-
-    key: PlanKey
-    ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenPlan:
-    """A plan as ``SearchResult`` holds it."""
-
-    objective_ns: int
-    memory_bytes: int
-    multiplier: Fraction
-    strategies: int
-    """Strategies of all operators on its mesh."""
-    write: Callable[[], Decisions]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a lane has to say in the end."""
-
-    leaves: tuple[Leaf, ...]
-    ended_ns: int | None
-    """No plan in what it left alone, or searched to the end, is faster; None: nothing fits in all of it."""
-    found: tuple[FoundPlan, ...]
-    """In the order of their configurations' first plans."""
-    configurations: int
-    solved: int
 
 
 @dataclass(slots=True, eq=False)
@@ -404,6 +345,8 @@ class Lane:
         """Run one stage; returns the multiplier that gave a plan, 0 for none."""
         if not candidate.screened:
             candidate.screened = True
+            if self._exclude_all_from(candidate):
+                return Fraction(0)
             bound = self._virtual_bound(candidate)
             candidate.excluded = bound is None
             candidate.bound_ns = max(candidate.bound_ns, bound or 0)
@@ -440,6 +383,28 @@ class Lane:
         if self._best is None or state.best.ns < self._best[1].ns:
             self._best = (candidate, state.best)
         return state.multiplier
+
+    def _exclude_all_from(self, candidate: _Candidate) -> bool:
+        """Try to exclude a microbatch count and all larger ones by one bound: with what the least of them pays for each
+        microbatch, and the activations of the largest."""
+        setting, count, last = candidate.setting, candidate.microbatches, self._counts[-1]
+        ceiling, before = self._ceiling, candidate.before
+        hint = self._hints_of_bounds.get(setting, self._known.multiplier)
+        if ceiling is None or before is None or not hint or before.bound_ns < ceiling + ceiling // FAR_ABOVE:
+            return False
+        graphs = [k for k in self._unlimited[setting] if self._space.tells_of_all_from(k, count)]
+        if count == last or not graphs:
+            return False
+        graph_of = max(graphs)
+        self._note_effort(candidate, graph_of)
+        settings = self._settings[setting]
+        solver = self._space.solver(setting[0], settings, None, count, graph_of=graph_of, and_more=True)
+        state = self._limited(solver, last // graph_of, candidate.bound_ns)
+        if not state.bound_under(hint, ceiling):
+            return False
+        candidate.bound_ns, candidate.proof = state.bound_ns, replace(state.proof, graph_of=graph_of)
+        candidate.followed = candidate.last = True
+        return True
 
     def _virtual_bound(self, candidate: _Candidate) -> int | None:
         """A lower bound from the graph of fewer microbatches; None where nothing fits.

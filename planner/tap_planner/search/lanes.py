@@ -16,7 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from tap_planner.processes import allowed_processes
-from tap_planner.search.lane import Choice, Known, Lane, WrittenPlan
+from tap_planner.search.lane import Lane
+from tap_planner.search.messages import Choice, Known, WrittenPlan
 
 LANES = 2
 """Most lanes of a search: each does some work that one queue for all would have been spared."""

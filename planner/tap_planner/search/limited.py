@@ -213,6 +213,14 @@ class LimitedSearch:
                 break
         return self.bound_ns
 
+    def bound_under(self, multiplier: Fraction, ceiling_ns: int) -> bool:
+        """Whether the bound under a multiplier comes up to the ceiling."""
+        self._ceiling = ceiling_ns
+        if not self._has_room():
+            return False
+        self._evaluate(self._rounded(multiplier))
+        return self._hopeless()
+
     def borrow(self, multiplier: Fraction, shares: Shares, ceiling_ns: int | None) -> bool:
         """Take what bounds a sibling best, another ZeRO level of the same graph; whether that is enough.
 

@@ -9,8 +9,9 @@ from typing import cast
 
 from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.search.enumeration import SearchSpace
-from tap_planner.search.lane import FoundPlan, Lane, PlanKey, Report, WrittenPlan
+from tap_planner.search.lane import Lane
 from tap_planner.search.lanes import LANES, LocalWorker, LostProcessError, Worker, ask, ask_all, run_lanes, workers_of
+from tap_planner.search.messages import FoundPlan, PlanKey, Report, WrittenPlan
 from tap_planner.search.request import (
     NothingFasterError,
     NothingFitsError,

@@ -177,7 +177,12 @@ class _Checking:
             return f"is bounded by the graph of {proof.graph_of} microbatches, which says nothing of it"
         if proof.multiplier and self._limit is None:
             return "has a multiplier, but there is no memory limit"
-        if leaf.and_more and not self._parameters_too_large(leaf, settings):
+        if _bounds_more(leaf):
+            if not self._space.tells_of_all_from(proof.graph_of or leaf.microbatches, leaf.microbatches):
+                return (
+                    f"is bounded by the graph of {proof.graph_of} microbatches, which says nothing of all larger counts"
+                )
+        elif leaf.and_more and not self._parameters_too_large(leaf, settings):
             return "claims that larger microbatch counts do not fit, but its parameters do"
         if proof.kind is ProofKind.INFEASIBLE:
             return None if self._nothing_fits(leaf, settings) else "claims that nothing fits, which is not so"
@@ -204,6 +209,8 @@ class _Checking:
         proof, mesh = leaf.proof, self._mesh[leaf.mesh]
         if proof.kind is ProofKind.SPLIT or not proof.bound_ns:
             return self._space.least_ns(mesh) >= proof.bound_ns
+        if _bounds_more(leaf):
+            return self._bound(leaf, settings, leaf.room, leaf.microbatches, proof.graph_of) >= proof.bound_ns
         if proof.kind is ProofKind.TIGHTENED and proof.multiplier:
             return any(self._proven(leaf, settings, room) for room in dict.fromkeys((leaf.room, None)))
         return any(
@@ -233,10 +240,12 @@ class _Checking:
     def _bound(self, leaf: Leaf, settings: Settings, room: int | None, count: int, graph_of: int | None) -> int:
         """The Lagrangian bound, in ns, computed from nothing but the multiplier."""
         proof = leaf.proof
-        key = (leaf.mesh, leaf.setting, room, count, graph_of, proof.multiplier, proof.kind, proof.shares)
+        more = _bounds_more(leaf)
+        key = (leaf.mesh, leaf.setting, room, count, graph_of, more, proof.multiplier, proof.kind, proof.shares)
         if key not in self._bounds:
-            weights = _weights(proof.multiplier, _divisor(count, graph_of))
-            solver = self._solver(leaf, settings, room, count, graph_of)
+            weights = _weights(proof.multiplier, _divisor(self._space.counts[-1] if more else count, graph_of))
+            mesh = self._mesh[leaf.mesh]
+            solver = self._space.solver(mesh, settings, room, count, graph_of=graph_of, and_more=more)
             solver.share_out(weights, proof.shares)
             found = solver.optimum(weights) if proof.kind is ProofKind.TIGHTENED else solver.minimise(weights)
             paid = SCALE * weights.memory * (self._limit or 0)
@@ -315,6 +324,11 @@ class _CheckingMemory(_Checking):
             found = solver.optimum(weights) if exact else solver.minimise(weights)
             self._bounds[key] = -(-found.bound // SCALE)
         return self._bounds[key]
+
+
+def _bounds_more(leaf: Leaf) -> bool:
+    """Whether a bound is claimed for all larger microbatch counts, not that their parameters are too large."""
+    return leaf.and_more and leaf.proof.kind is ProofKind.RELAXED and bool(leaf.proof.multiplier)
 
 
 def _divisor(count: int, graph_of: int | None) -> int:
