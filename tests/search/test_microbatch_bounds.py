@@ -6,12 +6,14 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from tap_planner import api
 from tap_planner.operators import FactorRule, rule_of
 from tap_planner.plan import PlanOptions, PlanRequest
-from tap_planner.search import Weights
+from tap_planner.search import Weights, search
 from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.terms import UNREACHABLE
 from tap_planner.sharding import Strategy
@@ -126,3 +128,20 @@ def test_one_sample_may_need_fewer_operators(model: str, is_like: bool) -> None:
     assert space.is_like_first(BATCH // 2)
     assert space.is_like_first(BATCH) == is_like
     assert is_like == (len(space.graph(BATCH).operators) == len(space.graph(1).operators))
+
+
+def test_a_fixed_batch_leaves_one_microbatch(tmp_path: Path) -> None:
+    """Under a limit that asks for smaller microbatches a model that has no other batch is planned with one of them."""
+    nodes: list[onnx.NodeProto] = []
+    for layer in range(6):
+        nodes.append(helper.make_node("MatMul", [f"r{layer}", f"w{layer}"], [f"h{layer}"]))
+        nodes.append(helper.make_node("Relu", [f"h{layer}"], [f"r{layer + 1}"]))
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4096, 1024]) for name in ("r0", "r6")]
+    weights = [numpy_helper.from_array(np.ones((1024, 1024), np.float32), f"w{layer}") for layer in range(6)]
+    graph = helper.make_graph(nodes, "fixed", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "fixed.onnx")
+    options = PlanOptions(max_memory_bytes=46_000_000)
+    request = PlanRequest(model=tmp_path / "fixed.onnx", cluster="1x4:a100-sxm4-80gb", options=options)
+    result = search(api.prepare_search(request).request)
+    assert result.decisions.microbatches == 1 and result.memory_bytes <= 46_000_000
+    assert result.notes == ("one microbatch only: the model has a fixed batch of 4096",)

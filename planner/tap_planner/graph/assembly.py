@@ -127,6 +127,7 @@ class _Assembly:
             warnings=tuple(warnings),
             ruled=self._binder.custom.used,
             bodies=self._binder.whole.carried(drafts),
+            is_batch_fixed=self._bound.is_batch_fixed,
             new_positions=self._new_positions,
         )
 

@@ -32,6 +32,8 @@ class BoundInputs:
     """Symbolic dims with their values."""
     rebatch: int | None
     """The batch that replaces a fixed leading 1, else None."""
+    is_batch_fixed: bool
+    """Whether the model has no other batch than this one."""
     symbols: Mapping[str, int]
     """All sizes that were given, those of derived dims and of values inside the model too."""
     notes: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ def bind_inputs(
     _check_names(declared, given, _Inner(graph))
     shapes = _sizes(declared, given)
     rebatch = _rebatch(options, fixed, shapes)
+    leading = _fixed_batch(declared) if batch_name is None else 1
     batch_dims = _batch_dims(declared, shapes, batch_name, fixed)
     if rebatch:
         for name, dim in batch_dims.items():
@@ -84,6 +87,7 @@ def bind_inputs(
         batch_dims=batch_dims,
         dims={name: given[name] for name in sorted(given)},
         rebatch=rebatch,
+        is_batch_fixed=leading != 1 if leading is not None else not any(shapes.values()),
         symbols=given,
         notes=tuple(notes),
     )

@@ -130,6 +130,8 @@ class Graph:
     """Types of the operators that were bound with a custom rule, sorted."""
     bodies: Mapping[str, Body] = field(default_factory=dict)
     """Bodies of control flow that stays whole, by the operators' attribute ``body``."""
+    is_batch_fixed: bool = False
+    """Whether the model cannot be bound with another batch."""
     new_positions: int | None = None
     """By how many positions (tokens) a step advances the caches in inference; None without caches, or where they
     differ."""

@@ -70,6 +70,9 @@ class SearchSpace:
             return (request.microbatches,)
         if not request.training:
             return (1,)
+        if self.graph(1).is_batch_fixed:
+            self._notes.append(f"one microbatch only: the model has a fixed batch of {self.graph(1).batch}")
+            return (1,)
         obstacles = request.graphs.batch(1).obstacles
         if obstacles:
             self._notes.append(

@@ -282,7 +282,9 @@ class LimitedSearch:
             self._take(fastest)
             return
         assert self._limit is not None
-        hint = self._hint or self._rounded(Fraction(self.unlimited_ns, max(self._limit, 1) * GUESS))
+        hint = self._hint
+        if not hint and self.unlimited_ns and not self._solver.is_lean:  # else the smallest solution is what is needed
+            hint = self._rounded(Fraction(self.unlimited_ns, max(self._limit, 1) * GUESS))
         if hint:
             if hint not in self._tried:
                 self._evaluate(hint)
