@@ -110,6 +110,13 @@ def shortened(document: PlanDocument) -> PlanDocument:
     return certificate(proof=document.certificate.proof[1:])(document)
 
 
+def overreaching(document: PlanDocument) -> PlanDocument:
+    """A bound of all larger microbatch counts, said to come from the graph of the least of them: nothing is divided."""
+    entries = document.certificate.proof
+    number = next(n for n, entry in enumerate(entries) if entry.and_more and entry.multiplier[0])
+    return proof(number, graph_of=None)(document)
+
+
 def excluded(document: PlanDocument) -> PlanDocument:
     """The plan's own part of the space, said not to fit."""
     return proof(bounded(document), by="infeasible", bound_ns=0, multiplier=(0, 1), solver_ns=None)(document)
@@ -156,6 +163,7 @@ def restrategised(document: PlanDocument) -> PlanDocument:
         (raised, "which elimination does not give"),
         (weighted, "which elimination does not give"),
         (shortened, "is not covered"),
+        (overreaching, "says nothing of all larger counts"),
         (excluded, "claims that nothing fits"),
         (proof(0, mesh="dp=4"), "is about nothing that is in the space"),
         (proof(0, microbatches=(3,)), "a microbatch count that is not in the space"),

@@ -178,10 +178,10 @@ class _Checking:
         if proof.multiplier and self._limit is None:
             return "has a multiplier, but there is no memory limit"
         if _bounds_more(leaf):
-            if not self._space.tells_of_all_from(proof.graph_of or leaf.microbatches, leaf.microbatches):
-                return (
-                    f"is bounded by the graph of {proof.graph_of} microbatches, which says nothing of all larger counts"
-                )
+            graph_of = proof.graph_of
+            if graph_of is None or not self._space.tells_of_all_from(graph_of, leaf.microbatches):
+                which = f"the graph of {graph_of} microbatches" if graph_of else "its own graph"
+                return f"is bounded by {which}, which says nothing of all larger counts"
         elif leaf.and_more and not self._parameters_too_large(leaf, settings):
             return "claims that larger microbatch counts do not fit, but its parameters do"
         if proof.kind is ProofKind.INFEASIBLE:
