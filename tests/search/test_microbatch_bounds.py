@@ -96,9 +96,9 @@ def test_weighted_bounds_are_below_the_plans_of_the_own_graph(model: str) -> Non
     (settings,) = space.settings(0)
     counts = [count for count in space.counts if space.is_like_first(count)]
     for count in counts[1:]:
-        own = space.solver(0, settings, None, count)
-        one = space.solver(0, settings, None, count, graph_of=1)
-        more = space.solver(0, settings, None, 2, graph_of=1, and_more=True)
+        own = space.solver(space.costed(0, settings, None, count))
+        one = space.solver(space.costed(0, settings, None, count, graph_of=1))
+        more = space.solver(space.costed(0, settings, None, 2, graph_of=1, and_more=True))
         assert space.tells_of_all_from(1, 2) == (counts == list(space.counts))
         for time, memory in ((1, 0), (1, 1), (1, 16)):
             weighted = own.minimise(Weights(time, memory)).weighted(Weights(time, memory))

@@ -72,7 +72,6 @@ def bind_inputs(
     _check_names(declared, given, _Inner(graph))
     shapes = _sizes(declared, given)
     rebatch = _rebatch(options, fixed, shapes)
-    leading = _fixed_batch(declared) if batch_name is None else 1
     batch_dims = _batch_dims(declared, shapes, batch_name, fixed)
     if rebatch:
         for name, dim in batch_dims.items():
@@ -87,7 +86,7 @@ def bind_inputs(
         batch_dims=batch_dims,
         dims={name: given[name] for name in sorted(given)},
         rebatch=rebatch,
-        is_batch_fixed=leading != 1 if leading is not None else not any(shapes.values()),
+        is_batch_fixed=batch_name is None and _is_fixed(_fixed_batch(declared), shapes),
         symbols=given,
         notes=tuple(notes),
     )
@@ -225,14 +224,17 @@ def _fixed_batch(declared: _Declared) -> int | None:
 def _rebatch(options: BindOptions, fixed: int | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
     if options.batch is None or options.batch == fixed:
         return None
-    if fixed == 1:
-        return options.batch
-    if fixed is None and any(shapes.values()):
-        return None
-    raise UsageError(
-        f"--batch {options.batch}: the model has a fixed batch of {fixed if fixed is not None else 'none'}",
-        hint="export it with a dynamic batch: torch.onnx.export(..., dynamic_shapes={'input': {0: 'batch'}})",
-    )
+    if _is_fixed(fixed, shapes):
+        raise UsageError(
+            f"--batch {options.batch}: the model has a fixed batch of {fixed if fixed is not None else 'none'}",
+            hint="export it with a dynamic batch: torch.onnx.export(..., dynamic_shapes={'input': {0: 'batch'}})",
+        )
+    return options.batch if fixed == 1 else None
+
+
+def _is_fixed(fixed: int | None, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether there is no other batch than that of the file; a leading 1 may stand for any (``rebatch``)."""
+    return not any(shapes.values()) if fixed is None else fixed != 1
 
 
 def _batch_dims(

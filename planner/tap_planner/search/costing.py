@@ -56,6 +56,11 @@ class CostedModel:
         """Whether the exact stage may leave the cost of a tensor shared out that occurrences want in very many places,
         instead of giving up."""
 
+    @property
+    def has_own_graph(self) -> bool:
+        """Whether the model is of the configuration's own microbatch count, not of a smaller one."""
+        return self.repeat == self.configuration.microbatches
+
     # -- settings ----------------------------------------------------------------------------------------------
 
     def options(self, region: int) -> tuple[Recompute, ...]:
@@ -154,7 +159,7 @@ class CostedModel:
             again = {Recompute.NONE: 0, Recompute.SELECTIVE: int(rerun), Recompute.FULL: 1}
             forwards = np.array([[1 + again[mode]] for mode in self.options(region)])
             ns = (forwards * space.forward_ns + space.backward_ns) * self.repeat
-            if self.repeat < self.configuration.microbatches:
+            if not self.has_own_graph:
                 launches = forwards * space.forward_launch_ns + space.backward_launch_ns
                 ns += launches * (self.configuration.microbatches - self.repeat)
             if key in self.lost:

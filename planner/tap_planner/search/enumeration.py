@@ -236,19 +236,9 @@ class SearchSpace:
             self._lost[key] = lost_strategies(model, self._batches[graph_of], times)
         return self._lost[key]
 
-    def solver(
-        self,
-        mesh: int,
-        settings: Settings,
-        room: int | None,
-        microbatches: int,
-        *,
-        graph_of: int | None = None,
-        and_more: bool = False,
-    ) -> Solver:
-        """A solver of a configuration; see ``costed``."""
-        costed = self.costed(mesh, settings, room, microbatches, graph_of=graph_of, and_more=and_more)
+    def solver(self, costed: CostedModel) -> Solver:
+        """A solver of a configuration, with all its values or (with its own graph) those of least memory only."""
         limit = self._request.limit_bytes
-        if not self._request.lean or limit is None or graph_of is not None:
+        if not self._request.lean or limit is None or not costed.has_own_graph:
             return Solver(costed)
         return lean_solver(costed, limit)

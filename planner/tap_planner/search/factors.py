@@ -20,8 +20,6 @@ MAX_TABLE_ENTRIES = 8_000_000
 """Largest table that elimination may build (64 MB)."""
 BLOCK_ENTRIES = 1 << 16
 """Entries of a sum that are minimised at once (512 KiB; measured: half and twice as many are as fast)."""
-
-
 MAX_RECIPES = 20_000
 """Sums of tables whose order is remembered (about 2 KB each)."""
 
@@ -56,8 +54,9 @@ def join(factors: Sequence[Factor], scope: tuple[int, ...], domains: Mapping[int
     """
     check_size(scope, domains)
     total = np.zeros([domains[v] for v in scope], dtype=np.int64)
-    for factor in factors:
-        total += _over(factor, scope)
+    tables = [factor.table for factor in factors]
+    for number, factor in enumerate(factors):
+        total += _laid(number, factor.scope, scope, domains).of(tables)
     return total
 
 
@@ -228,15 +227,3 @@ def _laid(number: int, own: tuple[int, ...], scope: tuple[int, ...], domains: Ma
 def _rows(table: np.ndarray, start: int, end: int) -> np.ndarray:
     """A range of the second dim, unless that is broadcast."""
     return table if table.shape[1] == 1 else table[:, start:end]
-
-
-def _over(factor: Factor, scope: tuple[int, ...]) -> np.ndarray:
-    """The table with a dim for every variable of ``scope``, of size 1 where it does not depend on it."""
-    places = [scope.index(v) for v in factor.scope]
-    table = factor.table
-    if any(later < earlier for earlier, later in itertools.pairwise(places)):
-        table = table.transpose(sorted(range(len(places)), key=places.__getitem__))
-    expanded = [1] * len(scope)
-    for place, length in zip(places, factor.table.shape, strict=True):
-        expanded[place] = length
-    return table.reshape(expanded)

@@ -129,12 +129,12 @@ class Lane:
             proof = Proof(kind=ProofKind.SPLIT, bound_ns=bound)
             self._push(_Candidate((mesh, number), self._counts[0], bound, screened=True, proof=proof))
 
-    def _solver(self, candidate: _Candidate, *, graph_of: int | None = None) -> Solver:
-        """A solver of a candidate; ``graph_of`` as in ``SearchSpace.costed``."""
-        settings = self._settings[candidate.setting]
-        return self._space.solver(
-            candidate.setting[0], settings, candidate.room, candidate.microbatches, graph_of=graph_of
-        )
+    def _solver(self, candidate: _Candidate, *, graph_of: int | None = None, and_more: bool = False) -> Solver:
+        """A solver of a candidate; ``graph_of`` and ``and_more`` as in ``SearchSpace.costed``."""
+        mesh, _ = candidate.setting
+        settings, count = self._settings[candidate.setting], candidate.microbatches
+        costed = self._space.costed(mesh, settings, candidate.room, count, graph_of=graph_of, and_more=and_more)
+        return self._space.solver(costed)
 
     def _limited(self, solver: Solver, divisor: int, unlimited_ns: int) -> LimitedSearch:
         """The search of one configuration, see there."""
@@ -397,8 +397,7 @@ class Lane:
             return False
         graph_of = max(graphs)
         self._note_effort(candidate, graph_of)
-        settings = self._settings[setting]
-        solver = self._space.solver(setting[0], settings, None, count, graph_of=graph_of, and_more=True)
+        solver = self._solver(candidate, graph_of=graph_of, and_more=True)
         state = self._limited(solver, last // graph_of, candidate.bound_ns)
         if not state.bound_under(hint, ceiling):
             return False

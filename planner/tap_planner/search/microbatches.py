@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from tap_planner.graph import Graph
 from tap_planner.operators import FactorRule, rule_of
 from tap_planner.search.model import Model
-from tap_planner.sharding import Strategy, splits_evenly_only
+from tap_planner.sharding import Strategy, can_split, compound_factors
 
 
 class BatchFactors:
@@ -66,10 +65,9 @@ def lost_strategies(model: Model, batch: BatchFactors, times: int) -> Mapping[in
         space = model.space.operator(key)
         case = (id(space), held)
         if case not in known:
-            rule = rule_of(model.graph.operators[key].signature)
-            known[case] = np.array(
-                [not _exists(rule, strategy, held, times, model.space.mesh_shape) for strategy in space.strategies]
-            )
+            rule, shape = rule_of(model.graph.operators[key].signature), model.space.mesh_shape
+            lost = [not _exists(rule, strategy, held, times, shape) for strategy in space.strategies]
+            known[case] = np.array(lost)
         if known[case].any():
             found[key] = known[case]
     return found
@@ -79,12 +77,12 @@ def _exists(
     rule: FactorRule, strategy: Strategy, held: frozenset[int], times: int, mesh_shape: tuple[int, ...]
 ) -> bool:
     """Whether the factors that hold the batch can still be split so where they are ``times`` times shorter."""
+    compound = compound_factors(rule)
     for factor in held:
         axes = [axis for axis, choice in enumerate(strategy.choices) if choice.divides(rule) == factor]
         if not axes or any(strategy.choices[axis].blocks > 1 for axis in axes):
             continue
-        parts, length = math.prod(mesh_shape[axis] for axis in axes), rule.factors[factor].size // times
-        even_only = len(axes) > 1 or splits_evenly_only(rule, factor)
-        if length % parts and (even_only or length < parts):
+        parts, length = [mesh_shape[axis] for axis in axes], rule.factors[factor].size // times
+        if not can_split(length, parts, even_only=factor in compound):
             return False
     return True

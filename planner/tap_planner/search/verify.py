@@ -209,8 +209,6 @@ class _Checking:
         proof, mesh = leaf.proof, self._mesh[leaf.mesh]
         if proof.kind is ProofKind.SPLIT or not proof.bound_ns:
             return self._space.least_ns(mesh) >= proof.bound_ns
-        if _bounds_more(leaf):
-            return self._bound(leaf, settings, leaf.room, leaf.microbatches, proof.graph_of) >= proof.bound_ns
         if proof.kind is ProofKind.TIGHTENED and proof.multiplier:
             return any(self._proven(leaf, settings, room) for room in dict.fromkeys((leaf.room, None)))
         return any(
@@ -235,7 +233,8 @@ class _Checking:
             yield room, leaf.microbatches, leaf.proof.graph_of
 
     def _solver(self, leaf: Leaf, settings: Settings, room: int | None, count: int, graph_of: int | None) -> Solver:
-        return self._space.solver(self._mesh[leaf.mesh], settings, room, count, graph_of=graph_of)
+        mesh, more = self._mesh[leaf.mesh], _bounds_more(leaf)
+        return self._space.solver(self._space.costed(mesh, settings, room, count, graph_of=graph_of, and_more=more))
 
     def _bound(self, leaf: Leaf, settings: Settings, room: int | None, count: int, graph_of: int | None) -> int:
         """The Lagrangian bound, in ns, computed from nothing but the multiplier."""
@@ -244,8 +243,7 @@ class _Checking:
         key = (leaf.mesh, leaf.setting, room, count, graph_of, more, proof.multiplier, proof.kind, proof.shares)
         if key not in self._bounds:
             weights = _weights(proof.multiplier, _divisor(self._space.counts[-1] if more else count, graph_of))
-            mesh = self._mesh[leaf.mesh]
-            solver = self._space.solver(mesh, settings, room, count, graph_of=graph_of, and_more=more)
+            solver = self._solver(leaf, settings, room, count, graph_of)
             solver.share_out(weights, proof.shares)
             found = solver.optimum(weights) if proof.kind is ProofKind.TIGHTENED else solver.minimise(weights)
             paid = SCALE * weights.memory * (self._limit or 0)

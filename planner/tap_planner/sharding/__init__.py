@@ -36,11 +36,12 @@ from tap_planner.sharding.strategy import (
     Choice,
     Strategy,
     axis_choices,
+    can_split,
+    compound_factors,
     enumerate_strategies,
     make_strategy,
     operand_passes,
     parse_choice,
-    splits_evenly_only,
 )
 from tap_planner.sharding.volume import SENDING_KINDS, sent_bytes
 
@@ -61,7 +62,9 @@ __all__ = [
     "apply_step",
     "axis_choices",
     "block_hints",
+    "can_split",
     "chunk_range",
+    "compound_factors",
     "data_axes",
     "dim_segments",
     "dual",
@@ -82,7 +85,6 @@ __all__ = [
     "segmented",
     "sent_bytes",
     "shard",
-    "splits_evenly_only",
     "step_elements",
     "step_kind",
     "stored_placements",

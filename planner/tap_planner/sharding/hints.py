@@ -8,7 +8,7 @@ compound dim and travel through the factor rules to every operator that touches 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tap_planner.graph import Graph
 from tap_planner.operators import FactorKind, FactorRule, rule_of
@@ -78,11 +78,7 @@ class _Spread:
         """By operand, the hints of those that have more now."""
         case = self._case(index)
         if case not in self._grown:
-            _, alike, known = case
-            names = tuple(
-                None if name is None else str(place) for name, place in zip(self._names[index], alike, strict=True)
-            )
-            hints = _unpacked(names, known)
+            names, hints = self._opened(index, case)
             grown = _propagate(self._rules[index], names, hints)
             self._grown[case] = {int(name): _packed(name, hints) for name in grown}
         return self._grown[case]
@@ -91,18 +87,21 @@ class _Spread:
         """Of an operator, per factor the hints."""
         case = self._case(index)
         if case not in self._found:
-            names = tuple(None if name is None else str(place) for place, name in enumerate(self._names[index]))
-            self._found[case] = _factor_hints(self._rules[index], names, _unpacked(names, case[2]))
+            self._found[case] = _factor_hints(self._rules[index], *self._opened(index, case))
         return self._found[case]
 
-
-def _unpacked(names: Sequence[str | None], known: Sequence[_DimHints | None]) -> dict[DimKey, set[int]]:
-    return {
-        (name, dim): set(blocks)
-        for name, hints in zip(names, known, strict=True)
-        if name is not None
-        for dim, blocks in hints or ()
-    }
+    def _opened(self, index: int, case: _Case) -> tuple[tuple[str | None, ...], dict[DimKey, set[int]]]:
+        """Names that stand for an operator's tensors, and their hints."""
+        _, alike, known = case
+        names = zip(self._names[index], alike, strict=True)
+        opened = tuple(None if name is None else str(place) for name, place in names)
+        hints = {
+            (name, dim): set(blocks)
+            for name, found in zip(opened, known, strict=True)
+            if name is not None
+            for dim, blocks in found or ()
+        }
+        return opened, hints
 
 
 def _packed(name: str, hints: Mapping[DimKey, set[int]]) -> _DimHints:

@@ -113,7 +113,7 @@ def axis_choices(
     return tuple(choices)
 
 
-def _compound_factors(rule: FactorRule) -> frozenset[int]:
+def compound_factors(rule: FactorRule) -> frozenset[int]:
     """Factors that share a dim with others: an uneven split would not fall on a boundary."""
     shared: set[int] = set()
     for operand in (*rule.inputs, *rule.outputs):
@@ -123,16 +123,18 @@ def _compound_factors(rule: FactorRule) -> frozenset[int]:
     return frozenset(shared)
 
 
-def splits_evenly_only(rule: FactorRule, factor: int) -> bool:
-    """Whether a factor shares a dim with others, so that it is split evenly or not at all."""
-    return factor in _compound_factors(rule)
+def can_split(length: int, parts: Sequence[int], *, even_only: bool) -> bool:
+    """Whether so many elements can be split over axes of these sizes: evenly, or over one axis in parts that are not
+    empty, unless they must be equal."""
+    total = math.prod(parts)
+    return length % total == 0 or not (even_only or len(parts) > 1 or length < total)
 
 
 def _split_sizes(rule: FactorRule, choices: Sequence[Choice], mesh_shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Local factor sizes under ``choices``; None where a factor cannot be split so."""
     if not _even_rings(rule, choices, mesh_shape):
         return None
-    compound = _compound_factors(rule)
+    compound = compound_factors(rule)
     sizes = [factor.size for factor in rule.factors]
     ranks: dict[int, list[int]] = {}
     blocks: dict[int, int] = {}
@@ -144,19 +146,12 @@ def _split_sizes(rule: FactorRule, choices: Sequence[Choice], mesh_shape: tuple[
             return None
         ranks.setdefault(index, []).append(mesh_shape[axis])
     for index, parts in ranks.items():
-        length = sizes[index] // blocks[index]
-        total = 1
-        for part in parts:
-            total *= part
+        length, total = sizes[index] // blocks[index], math.prod(parts)
         if not rule.factors[index].allows(total, blocks[index]):
             return None
-        if length % total:
-            if index in compound or blocks[index] > 1 or len(parts) > 1 or length < total:
-                return None
-            length = -(-length // total)
-        else:
-            length //= total
-        sizes[index] = length * blocks[index]
+        if not can_split(length, parts, even_only=index in compound or blocks[index] > 1):
+            return None
+        sizes[index] = -(-length // total) * blocks[index]
     return tuple(sizes)
 
 
