@@ -49,7 +49,7 @@ def _slowness() -> float:
 USUAL_S = 0.05
 """What that takes there."""
 CPU_LIMIT_S = round(8.0 * _slowness(), 1)
-"""For importing an input; for planning it the same again. Twice what the largest unfolding that is let through takes."""
+"""For importing an input; for planning it the same again. The largest unfolding that is let through takes half."""
 WALL_LIMIT_S = max(30.0, 2 * CPU_LIMIT_S)
 """The child is killed after this: it hangs where no Python signal handler runs (or sleeps)."""
 MAX_MESSAGE = 2000
