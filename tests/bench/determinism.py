@@ -4,7 +4,7 @@ Every run is a process of its own of ``tap-plan``. The peak memory is that of th
 that it starts, together.
 
     python -m tests.bench.determinism --model tests/data/hm_mixtral_8x7b.onnx --json build/determinism.json
-        [--seeds 0 1 2] [--cores 1 2] [--runs 5] -- --cluster 4x8:h100-sxm5-80gb --batch 256 --dim seq=4096
+        [--seeds 0 1 2] [--cores 1 2] [--runs 5] -- --cluster 8x8:h100-sxm5-80gb --batch 256 --dim seq=4096
 """
 
 from __future__ import annotations
