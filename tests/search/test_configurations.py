@@ -66,7 +66,7 @@ def least_of_each(request: SearchRequest, ceiling_ns: int | None) -> int | None:
 @pytest.mark.parametrize(
     ("model", "share"),
     [
-        *itertools.product(["hm_gpt_tiny", "hm_llama_tiny", "resnet_small"], [0.75, 0.3]),
+        *itertools.product(["hm_gpt_tiny", "hm_llama_tiny", "resnet_small"], [0.75, 0.45, 0.3]),
         ("vit_tiny", 0.45),
     ],
 )
