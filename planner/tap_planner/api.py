@@ -9,44 +9,36 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tap_planner.alternatives import Alternative, best_on_other_meshes
 from tap_planner.choosing import choose_states, with_states
+from tap_planner.documents import LoweredResult, document_of, lower_result
 from tap_planner.errors import ApplyError, InfeasibleError, UsageError
 from tap_planner.logs import NOTE
 from tap_planner.plan import (
     ApplyRequest,
-    Certificate,
-    CollectiveEntry,
     Decisions,
-    IdlePlaces,
-    ModelInput,
     PlanDiff,
     PlanDocument,
     PlanRequest,
-    Predicted,
-    Producer,
-    build_document,
     check_digests,
     diff_plans,
     expand,
-    gap_basis_points,
-    idle_devices,
     read_plan,
 )
 from tap_planner.remedies import diagnose
 from tap_planner.requests import PreparedSearch, bind_options, limit_bytes, prepare
 from tap_planner.staying import check_old_plan, near_result
-from tap_planner.verification import CertificateReport, lagrangian_bound, proof_entries, verify
+from tap_planner.verification import CertificateReport, verify
 
 if TYPE_CHECKING:
     from tap_planner.apply import ApplyResult, VerificationReport
-    from tap_planner.cluster import Cluster, Mesh
+    from tap_planner.cluster import Cluster
     from tap_planner.graph import Graph
     from tap_planner.program import Program
     from tap_planner.search import SearchResult
-    from tap_planner.simulate import Prediction, Price
+    from tap_planner.simulate import Prediction
 
 __all__ = [
     "Alternative",
@@ -65,18 +57,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("tap_planner")
-
-NOT_IN_OBJECTIVE = ("bucket latency", "overlap", "transient memory")
-"""What objective A and memory model M leave out; docs/cost-model.md says how each enters the prediction."""
-NOT_IN_OBJECTIVE_OF_INFERENCE = ("overlap", "live activations", "transient memory")
-"""The same in inference."""
-NOT_IN_SENT_BYTES = ("bucket padding", "algorithms that send more", "transient memory")
-"""What sent bytes and memory model M leave out, where these are the objective."""
-NOT_IN_SENT_BYTES_OF_INFERENCE = ("algorithms that send more", "live activations", "transient memory")
-"""The same in inference."""
-MANY_TIMES = 2
-"""A plan of the least communication whose operators take so many times as long as they must is worth a warning."""
-
 
 # -- planning ----------------------------------------------------------------------------------------------------
 
@@ -134,40 +114,37 @@ def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
     prepared, result = _search(prepared, old)
     if old is not None:
         result = near_result(prepared, result, old)
-    elif objective != "communication":
-        result = _fastest_predicted(prepared, result)
+    if old is not None or objective == "communication":
+        lowered = lower_result(result, prepared.cluster)
+    else:
+        lowered = _fastest_predicted(prepared, result)
+        result = lowered.result
     for note in result.notes:
         _log.info(note)
     for obstacle in result.obstacles:  # a mesh that was asked for deserves the reason why it is not used
         _log.log(logging.INFO if prepared.options.mesh is None else logging.WARNING, "%s", obstacle)
     _note_fewer(prepared, result)
-    return document_of(prepared, result)
+    return document_of(prepared, lowered)
 
 
-def _fastest_predicted(prepared: PreparedSearch, result: SearchResult) -> SearchResult:
+def _fastest_predicted(prepared: PreparedSearch, result: SearchResult) -> LoweredResult:
     """Of the plans within the gap the one whose prediction, with overlap and latencies, is fastest."""
-    from tap_planner.cluster import part_of
-    from tap_planner.program import lower
-    from tap_planner.simulate import predict
-
-    if not result.runners_up:
-        return result
-    candidates = (result, *result.runners_up)
-    steps = [
-        predict(lower(found.folded.graph, found.decisions), part_of(prepared.cluster, found.mesh)).step_ns
-        for found in candidates
-    ]
-    chosen = candidates[steps.index(min(steps))]
-    if chosen is not result:
+    best = first = lower_result(result, prepared.cluster)
+    for found in result.runners_up:
+        if prepared.options.mode == "infer" and found.objective_ns >= best.prediction.step_ns:
+            continue  # nothing overlaps in inference: the prediction is no less than the objective
+        lowered = lower_result(found, prepared.cluster)
+        if lowered.prediction.step_ns < best.prediction.step_ns:
+            best = lowered
+    chosen = best.result
+    if best is not first:
         _log.info(
-            f"of {len(candidates)} plans within the gap, {chosen.mesh} with {chosen.decisions.microbatches} "
-            f"microbatches is predicted fastest: {min(steps) / 1e6:.3f} ms a step, the one of least objective "
-            f"{steps[0] / 1e6:.3f} ms"
+            f"of {1 + len(result.runners_up)} plans within the gap, {chosen.mesh} with "
+            f"{chosen.decisions.microbatches} microbatches is predicted fastest: "
+            f"{best.prediction.step_ns / 1e6:.3f} ms a step, the one of least objective "
+            f"{first.prediction.step_ns / 1e6:.3f} ms"
         )
-    statistics = replace(result.statistics, strategies=chosen.statistics.strategies)
-    return replace(
-        chosen, bound_ns=result.bound_ns, leaves=result.leaves, statistics=statistics, smallest=result.smallest
-    )
+    return best.certified_by(result)
 
 
 def _search_all(prepared: PreparedSearch) -> SearchResult:
@@ -207,170 +184,6 @@ def _note_fewer(prepared: PreparedSearch, result: SearchResult) -> None:
             f"{fewer.num_devices} of the {devices} devices are proven faster: {fewer.objective_ns / 1e6:.3f} ms a "
             f"step; all of them take at least {result.bound_ns / 1e6:.3f} ms; --allow-idle uses fewer",
         )
-
-
-def document_of(prepared: PreparedSearch, result: SearchResult) -> PlanDocument:
-    """The document of a search result; its objective and collectives are counted from the lowered Program."""
-    from tap_planner.cluster import idle_boxes, mesh_places, part_of
-    from tap_planner.program import lower
-    from tap_planner.simulate import price_program, sent_by_program
-
-    graph = result.folded.graph
-    program = lower(graph, result.decisions)
-    used = part_of(prepared.cluster, result.mesh)
-    price = price_program(program, used)
-    sent = prepared.options.objective == "communication"
-    objective = sent_by_program(program, used) if sent else price.objective_ns
-    if (objective, price.memory_bytes) != (result.objective_ns, result.memory_bytes):
-        unit = "bytes sent" if sent else "ns"
-        raise AssertionError(
-            f"the search priced the plan at {result.objective_ns} {unit} and {result.memory_bytes} bytes, "
-            f"its program costs {objective} {unit} and {price.memory_bytes} bytes"
-        )
-    if sent:
-        _warn_of_repeated_work(prepared, price, used, objective)
-    collectives = _collective_entries(program, used, result.mesh)
-    return build_document(
-        producer=_producer(),
-        model=ModelInput(
-            name=prepared.graph.name,
-            file_sha256=prepared.graph.file_sha256,
-            graph_digest=prepared.graph.digest,
-            dims=dict(prepared.graph.dims),
-            batch=prepared.graph.batch,
-        ),
-        cluster=prepared.cluster.to_json(),
-        options=prepared.options,
-        decisions=result.decisions,
-        reads={name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None},
-        ranks=mesh_places(prepared.cluster, result.mesh),
-        left_out=tuple(IdlePlaces(first=f, last=last) for f, last in idle_boxes(prepared.cluster, result.mesh)),
-        collectives=collectives,
-        predicted=_predicted(program, price, used),
-        certificate=_certificate(result, price, prepared.options.objective),
-        idle=idle_devices(result.decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
-    )
-
-
-def _warn_of_repeated_work(prepared: PreparedSearch, price: Price, used: Cluster, sent_bytes: int) -> None:
-    """Devices that all repeat the work have nothing to send: say so where that is the plan of least communication."""
-    from tap_planner.search import least_ns
-
-    least = least_ns(prepared.graph, used, prepared.options.precision)
-    if price.compute_ns >= MANY_TIMES * max(least, 1):
-        _log.warning(
-            f"a device sends {sent_bytes} bytes, but a step takes {price.objective_ns / 1e6:.3f} ms (objective A): its "
-            f"operators take {price.compute_ns / least:.1f} times as long as split over all devices, as devices repeat "
-            "work instead of sharing results; --objective time finds the fastest plan"
-        )
-
-
-def _producer() -> Producer:
-    from importlib.metadata import version
-
-    return Producer(version=version("tap-planner"), ortools=version("ortools"))
-
-
-def _collective_entries(program: Program, cluster: Cluster, mesh: Mesh) -> tuple[CollectiveEntry, ...]:
-    from tap_planner.cost import CollectiveModel, ComputeModel
-    from tap_planner.program import collectives
-
-    model = CollectiveModel(cluster, mesh)
-    compute = ComputeModel(cluster.device, program.decisions.precision)
-    entries: list[CollectiveEntry] = []
-    for collective in collectives(program):
-        payload = compute.tensor_bytes(collective.dtype, collective.elements)
-        cost = model.cost(collective.kind, collective.axes, payload)
-        entries.append(
-            CollectiveEntry(
-                phase=collective.phase.value,
-                kind=collective.kind,
-                axes=tuple(mesh.axes[axis].name for axis in collective.axes),
-                algorithm=cost.algorithm,
-                elements=collective.elements,
-                bytes=payload,
-                count=collective.count,
-                time_ns=cost.ns,
-            )
-        )
-    return tuple(entries)
-
-
-def _predicted(program: Program, price: Price, cluster: Cluster) -> Predicted:
-    """The step with the latency of every collective, less what is hidden behind compute."""
-    from tap_planner.simulate import predict
-
-    prediction = predict(program, cluster)
-    return Predicted(
-        step_ns=prediction.step_ns,
-        compute_ns=prediction.compute_ns,
-        communication_ns=prediction.communication_ns,
-        hidden_ns=prediction.hidden_ns,
-        memory_bytes=_memory_by_kind(price, program.decisions.mode),
-        tokens=_tokens(program),
-    )
-
-
-def _memory_by_kind(price: Price, mode: str) -> dict[str, int]:
-    if mode == "infer":
-        return {
-            "parameters": price.parameter_bytes,
-            "caches": price.cache_bytes,
-            "inputs": price.input_bytes,
-            "outputs": price.output_bytes,
-        }
-    return {
-        "parameters": price.parameter_bytes,
-        "gradients": price.gradient_bytes,
-        "optimizer": price.optimizer_bytes,
-        "activations": price.activation_bytes,
-        **({"unsharded": price.unsharded_bytes} if price.unsharded_bytes else {}),
-        "workspace": 0,
-    }
-
-
-def _tokens(program: Program) -> int | None:
-    """New tokens of a step over the whole batch, where a decoder's caches say how many each sequence gets."""
-    new = program.graph.new_positions
-    return None if new is None else new * program.graph.batch * program.decisions.microbatches
-
-
-def _certificate(result: SearchResult, price: Price, objective: str) -> Certificate:
-    proof = proof_entries(result.leaves)
-    lagrangian = lagrangian_bound(proof, result.objective_ns)
-    bound = max(result.bound_ns, lagrangian)
-    gap = gap_basis_points(result.objective_ns, bound)
-    training, statistics = result.decisions.mode == "train", result.statistics
-    left_out = NOT_IN_OBJECTIVE if training else NOT_IN_OBJECTIVE_OF_INFERENCE
-    proven: dict[str, Any] = {"bound_ns": bound, "lagrangian_bound_ns": lagrangian, "gap_basis_points": gap}
-    optimal = result.objective_ns == bound
-    if objective == "communication":
-        left_out = NOT_IN_SENT_BYTES if training else NOT_IN_SENT_BYTES_OF_INFERENCE
-        proven = {"objective_bytes": result.objective_ns, "bound_bytes": bound, "lagrangian_bound_bytes": lagrangian}
-        proven["gap_basis_points"] = gap
-    elif objective == "memory":
-        assert result.smallest is not None
-        least = min(result.smallest.bound_bytes, result.memory_bytes)
-        optimal = optimal and least == result.memory_bytes
-        proven |= {"objective_bytes": result.memory_bytes, "bound_bytes": least, "time_gap_basis_points": gap}
-        proven["gap_basis_points"] = gap_basis_points(result.memory_bytes, least)
-        proven["memory_proof"] = proof_entries(result.smallest.leaves)
-    return Certificate(
-        objective_ns=price.objective_ns,
-        proof=proof,
-        status="optimal" if optimal else "feasible",
-        **proven,
-        space={
-            "meshes": statistics.meshes,
-            "configurations": statistics.configurations,
-            "solved": statistics.solved,
-            "pruned": statistics.pruned,
-            "strategies": statistics.strategies,
-        },
-        not_in_objective=left_out,
-        near=result.near,
-        states=result.states,
-    )
 
 
 # -- plans that exist --------------------------------------------------------------------------------------------

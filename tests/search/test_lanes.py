@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,28 @@ def test_two_lanes_find_what_each_mesh_gives_alone() -> None:
     ]
     assert together.objective_ns == together.bound_ns == min(result.objective_ns for result in alone)
     assert {leaf.mesh for leaf in together.leaves} == {str(mesh) for mesh in prepared.request.meshes}
+
+
+@pytest.mark.parametrize("limit", [TIGHT, 2 * TIGHT, 4 * TIGHT])
+def test_larger_microbatch_counts_are_bounded_before_stages_that_take_long(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Bounds may rise from one count to the next and fall at the one after: what takes long waits until its whole
+    setting is bounded, or the next count is expected to be worse."""
+    original, long = Lane._advance, 0
+
+    def advance(lane: Lane, candidate: Any) -> Any:
+        nonlocal long
+        if lane._takes_long(candidate):
+            long += 1
+            tail = lane._tails[candidate.setting]
+            is_end = tail.microbatches == max(lane._counts) or tail.last
+            assert is_end or not tail.screened or lane._costs_nothing(candidate.setting, max(lane._counts))
+        return original(lane, candidate)
+
+    monkeypatch.setattr(Lane, "_advance", advance)
+    search(api.prepare_search(request(max_memory_bytes=limit, gap_basis_points=0)).request)
+    assert long or limit != TIGHT
 
 
 def test_that_nothing_fits_is_the_same_answer(forked: list[str]) -> None:

@@ -234,7 +234,7 @@ class _Assembly:
         return source, dual_placements(source)
 
     def _redistributions(self) -> Iterator[RedistributionDecision]:
-        order: dict[tuple[str, Placements, Placements | None], list[str]] = {}
+        order: dict[tuple[str, Placements, Placements | None], dict[str, None]] = {}
         for index, operator in enumerate(self._graph.operators):
             needed = self._needed(operator)
             for position, name in enumerate(operator.inputs):
@@ -242,9 +242,7 @@ class _Assembly:
                 if name is None or placements is None:
                     continue
                 gradient = self._strategies[index].input_gradients[position] if needed[position] else None
-                consumers = order.setdefault((name, placements, gradient), [])
-                if operator.id not in consumers:
-                    consumers.append(operator.id)
+                order.setdefault((name, placements, gradient), {})[operator.id] = None
         for (name, placements, gradient), consumers in order.items():
             made = self._source(name)
             if made is None:

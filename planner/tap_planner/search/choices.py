@@ -26,21 +26,43 @@ Values = Mapping[int, int]
 """Variable -> value."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenValues:
+    """Values of all variables of a model, whichever object it is.
+
+    Args:
+        outer: values of the outer part's variables.
+        links: per run, different values of the link's variables.
+        sequences: per run, per occurrence after the first, which of them it has.
+    """
+
+    outer: Values
+    links: tuple[tuple[Values, ...], ...]
+    sequences: tuple[tuple[int, ...], ...]
+
+    def of(self, model: Model) -> Choices:
+        """The same for one that is alike."""
+        return Choices(model, self.outer, self.links, self.sequences)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
     """Values of the outer part, and of the links of every run.
 
     Args:
         model: the variables.
-        outer: values of the outer part's variables.
-        links: per run, different values of the link's variables.
-        sequences: per run, per occurrence after the first, which of them it has.
+        outer, links, sequences: see ``ChosenValues``.
     """
 
     model: Model
     outer: Values
     links: tuple[tuple[Values, ...], ...]
     sequences: tuple[tuple[int, ...], ...]
+
+    @property
+    def values(self) -> ChosenValues:
+        """Without the model."""
+        return ChosenValues(self.outer, self.links, self.sequences)
 
     def pairs(self, number: int) -> Counter[tuple[int, int, bool]]:
         """(link before, link, whether it is the last) with how often it occurs; before -1 is the first occurrence."""

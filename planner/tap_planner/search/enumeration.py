@@ -33,6 +33,24 @@ def may_be_tried(microbatches: int, batch: int) -> bool:
     return few and batch % microbatches == 0
 
 
+def model_of(request: SearchRequest, mesh: Mesh, microbatches: int) -> Model:
+    """The model of the graph of one microbatch on a mesh.
+
+    Raises:
+        UsageError: the rules leave an operator no strategy.
+    """
+    graphs = request.graphs
+    return build_model(
+        graphs.index(microbatches),
+        request.cluster,
+        mesh,
+        request.precision,
+        request.constraints(mesh, request.folded(microbatches).graph),
+        graphs.hints(microbatches),
+        request.prices,
+    )
+
+
 class SearchSpace:
     """Meshes, settings and microbatch counts of a request, with the models that are built for them.
 
@@ -141,17 +159,7 @@ class SearchSpace:
         """The model of the graph of one microbatch on a mesh (by its number)."""
         key = (mesh, microbatches)
         if key not in self._models:
-            request = self._request
-            graphs = request.graphs
-            self._models[key] = build_model(
-                graphs.index(microbatches),
-                request.cluster,
-                request.meshes[mesh],
-                request.precision,
-                request.constraints(request.meshes[mesh], self.graph(microbatches)),
-                graphs.hints(microbatches),
-                request.prices,
-            )
+            self._models[key] = model_of(self._request, self._request.meshes[mesh], microbatches)
         return self._models[key]
 
     def forget(self, mesh: int) -> None:

@@ -6,14 +6,11 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
 
-from tap_planner.plan import Decisions
-from tap_planner.search.assemble import assemble
 from tap_planner.search.configuration import Settings
 from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.limited import LimitedSearch, least_memory
-from tap_planner.search.messages import Choice, FoundPlan, Known, PlanKey, Report, WrittenPlan
+from tap_planner.search.messages import Choice, ChosenPlan, FoundPlan, Known, PlanKey, Report
 from tap_planner.search.proof import UNPROVEN, Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import SearchRequest
 from tap_planner.search.shares import Shares
@@ -109,6 +106,8 @@ class Lane:
         self._families: dict[tuple[_Setting, int], list[_Candidate]] = {}
         """By setting and microbatch count, the ZeRO levels of which none has been through a stage that takes long."""
         self._best: tuple[_Candidate, Outcome] | None = None
+        self._tails: dict[_Setting, _Candidate] = {}
+        """By setting, the candidate of the largest microbatch count that was queued so far."""
         self._settings: dict[_Setting, Settings] = {}
         has_few = any(len(mesh.axes) <= FEW_AXES for mesh in request.meshes)
         self._is_late = [has_few and len(mesh.axes) > FEW_AXES for mesh in request.meshes]
@@ -127,7 +126,9 @@ class Lane:
             self._settings[mesh, number] = choices
             self._unlimited[mesh, number] = {self._counts[0]: UNPROVEN}
             proof = Proof(kind=ProofKind.SPLIT, bound_ns=bound)
-            self._push(_Candidate((mesh, number), self._counts[0], bound, screened=True, proof=proof))
+            first = _Candidate((mesh, number), self._counts[0], bound, screened=True, proof=proof)
+            self._tails[first.setting] = first
+            self._push(first)
 
     def _solver(self, candidate: _Candidate, *, graph_of: int | None = None, and_more: bool = False) -> Solver:
         """A solver of a candidate; ``graph_of`` and ``and_more`` as in ``SearchSpace.costed``."""
@@ -164,7 +165,7 @@ class Lane:
                     self._queue_next(candidate)
             elif self._good_enough(candidate.bound_ns) or self._too_long(candidate):
                 self._drop(candidate)
-            elif self._place(candidate)[:2] > place[:2]:
+            elif self._place(candidate)[:2] > place[:2] or self._looks_further(candidate):
                 self._push(candidate)
             elif self._takes_long(candidate) and elsewhere_ns is not None and elsewhere_ns < self._place(candidate)[1]:
                 waiting.append(candidate)
@@ -190,6 +191,15 @@ class Lane:
         """Whether it, or the sibling that it waits for, is about to go through a stage that takes long."""
         states = (candidate.state, *(leader.state for leader in self._leaders_of(candidate)))
         return any(state is not None and state.has_crossed for state in states)
+
+    def _looks_further(self, candidate: _Candidate) -> bool:
+        """Queue the next microbatch count of its setting before it goes through a stage that takes long: a bound that
+        rises from one count to the next may hide a lower one at the count after."""
+        tail = self._tails[candidate.setting]
+        if not self._takes_long(candidate) or not tail.screened or tail.followed or tail.last:
+            return False
+        self._queue_next(tail)
+        return self._tails[candidate.setting] is not tail
 
     def _cost(self, candidate: _Candidate) -> int:
         """Roughly what comes next costs."""
@@ -464,6 +474,7 @@ class Lane:
                     following.bound_ns = following.proof.bound_ns
                 else:
                     following.screened = True
+                self._tails[candidate.setting] = following
                 self._push(following)
                 return
 
@@ -479,24 +490,17 @@ class Lane:
             solved=len(self._solved),
         )
 
-    def written(self, key: PlanKey) -> WrittenPlan:
+    def chosen(self, key: PlanKey) -> ChosenPlan:
         """A plan that was met."""
         candidate, outcome = self._found[key]
         assert outcome.choices is not None and candidate.state is not None
-        request, choices = self._request, outcome.choices
-        model = self._space.model(key.mesh, key.microbatches)
-        configuration = candidate.state.configuration
-
-        @cache
-        def write() -> Decisions:
-            return assemble(model, configuration, choices.expand(), request.cluster, request.loss_output)
-
-        return WrittenPlan(
+        return ChosenPlan(
             objective_ns=outcome.ns,
             memory_bytes=outcome.num_bytes,
             multiplier=candidate.state.multiplier,
-            strategies=model.num_strategies,
-            write=write,
+            strategies=outcome.choices.model.num_strategies,
+            configuration=candidate.state.configuration,
+            values=outcome.choices.values,
         )
 
     def least_bytes(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tap_planner.processes import allowed_processes
 from tap_planner.search.lane import Lane
-from tap_planner.search.messages import Choice, Known, WrittenPlan
+from tap_planner.search.messages import Choice, Known
 
 LANES = 2
 """Most lanes of a search: each does some work that one queue for all would have been spared."""
@@ -138,20 +138,7 @@ def _serve(lane: Lane, connection: Connection, unused: Sequence[Connection]) -> 
         except Exception as error:
             connection.send((True, repr(error)))
             return
-        if isinstance(answer, WrittenPlan):
-            decisions = answer.write()
-            answer = replace(answer, write=_Written(decisions))
         connection.send((False, answer))
-
-
-class _Written:
-    """Decisions that are written out, in the place of what writes them."""
-
-    def __init__(self, decisions: Any) -> None:
-        self._decisions = decisions
-
-    def __call__(self) -> Any:
-        return self._decisions
 
 
 def workers_of(lanes: Sequence[Lane], work: int) -> tuple[Worker, ...]:

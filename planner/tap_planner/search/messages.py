@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tap_planner.plan import Decisions
+from tap_planner.search.choices import ChosenValues
+from tap_planner.search.configuration import Configuration
 from tap_planner.search.proof import Leaf
 
 
@@ -49,15 +49,16 @@ class FoundPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenPlan:
-    """A plan as ``SearchResult`` holds it."""
+class ChosenPlan:
+    """A plan that a lane has met: what a model of its mesh and microbatch count needs to write it out."""
 
     objective_ns: int
     memory_bytes: int
     multiplier: Fraction
     strategies: int
     """Strategies of all operators on its mesh."""
-    write: Callable[[], Decisions]
+    configuration: Configuration
+    values: ChosenValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,9 @@ from tap_planner.search.assemble import assemble
 from tap_planner.search.changes import OldPlan
 from tap_planner.search.configuration import Configuration, Recompute, Settings, zero_settings
 from tap_planner.search.distance import Distance, WidenedModel
-from tap_planner.search.enumeration import may_be_tried
+from tap_planner.search.enumeration import may_be_tried, model_of
 from tap_planner.search.fewer import request_on
-from tap_planner.search.model import Model, build_model
+from tap_planner.search.model import Model
 from tap_planner.search.request import SearchRequest, SearchResult
 from tap_planner.search.returning import Returning
 
@@ -181,17 +181,8 @@ class _Search:
         return best
 
     def _model(self, place: _Place) -> Model | None:
-        request = place.request
-        index = request.graphs.index(place.microbatches)
         try:
-            return build_model(
-                index,
-                request.cluster,
-                place.mesh,
-                request.precision,
-                request.constraints(place.mesh, index.graph),
-                request.graphs.hints(place.microbatches),
-            )
+            return model_of(place.request, place.mesh, place.microbatches)
         except UsageError:  # rules that so small a microbatch cannot keep
             return None
 

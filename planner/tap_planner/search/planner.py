@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 from tap_planner.errors import InfeasibleError, LimitReachedError
-from tap_planner.search.enumeration import SearchSpace
+from tap_planner.plan import Decisions
+from tap_planner.search.assemble import assemble
+from tap_planner.search.enumeration import SearchSpace, model_of
 from tap_planner.search.lane import Lane
 from tap_planner.search.lanes import LANES, LocalWorker, LostProcessError, Worker, ask, ask_all, run_lanes, workers_of
-from tap_planner.search.messages import FoundPlan, PlanKey, Report, WrittenPlan
+from tap_planner.search.messages import ChosenPlan, FoundPlan, PlanKey, Report
 from tap_planner.search.request import (
     NothingFasterError,
     NothingFitsError,
@@ -81,8 +84,8 @@ class _Answer:
         """The best plan of a lane, with the bound of all and those that are as good."""
         ns = next(found.ns for found in self.reports[winner].found if found.key == best)
         bound_ns = min([ns, *(report.ended_ns for report in self.reports if report.ended_ns is not None)])
-        runners_up = tuple(self._written(lane, key, bound_ns) for lane, key in self._near(best, bound_ns))
-        return replace(self._written(winner, best, bound_ns), runners_up=runners_up)
+        runners_up = tuple(self._chosen(lane, key, bound_ns) for lane, key in self._near(best, bound_ns))
+        return replace(self._chosen(winner, best, bound_ns), runners_up=runners_up)
 
     def _near(self, best: PlanKey, bound_ns: int) -> list[tuple[int, PlanKey]]:
         """The best plans of other meshes and microbatch counts, as far as they too are within the gap."""
@@ -96,12 +99,12 @@ class _Answer:
         near.sort(key=lambda pair: (pair[1].ns, pair[1].key.mesh, pair[1].key.microbatches))
         return [(lane, found.key) for lane, found in near[:MAX_RUNNERS_UP]]
 
-    def _written(self, lane: int, key: PlanKey, bound_ns: int) -> SearchResult:
-        plan = cast("WrittenPlan", ask(self.workers[lane], "written", key))
+    def _chosen(self, lane: int, key: PlanKey, bound_ns: int) -> SearchResult:
+        plan = cast("ChosenPlan", ask(self.workers[lane], "chosen", key))
         total = sum(report.configurations for report in self.reports)
         solved = sum(report.solved for report in self.reports)
         return SearchResult(
-            write=plan.write,
+            write=partial(_write, self.request, key, plan),
             folded=self.request.folded(key.microbatches),
             mesh=self.request.meshes[key.mesh],
             objective_ns=plan.objective_ns,
@@ -118,6 +121,14 @@ class _Answer:
             ),
             notes=self.space.notes,
         )
+
+
+def _write(request: SearchRequest, key: PlanKey, plan: ChosenPlan) -> Decisions:
+    """The decisions of a plan, by a model of its own: those of the search are gone with it, and most plans are never
+    written."""
+    model = model_of(request, request.meshes[key.mesh], key.microbatches)
+    assignment = plan.values.of(model).expand()
+    return assemble(model, plan.configuration, assignment, request.cluster, request.loss_output)
 
 
 def _nothing_fits(
