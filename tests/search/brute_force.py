@@ -14,7 +14,7 @@ from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
 from tap_planner.search import Assignment, Configuration, Model
 from tap_planner.simulate import Price, price_program
-from tests.search.building import cluster_of, make_model, program_of, storable_states
+from tests.search.building import cluster_of, decisions_of, make_model, program_of, storable_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class FreeSpace:
         front: list[tuple[int, int]] = []
         recomputes, priced = self.recomputes(), 0
         for assignment in self.assignments():
-            decisions = program_of(self.model, self.configuration, assignment).decisions
+            decisions = decisions_of(self.model, self.configuration, assignment)
             key = tuple((p.name, p.placement, p.gradient) for p in decisions.parameters)
             if key not in known:
                 choices = self.zeros(decisions)

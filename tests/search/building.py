@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cache
 
 from tap_planner.cluster import Cluster, load_cluster, parse_mesh
 from tap_planner.cost import PriceList
 from tap_planner.folding import FoldedGraph, fold
 from tap_planner.graph import Graph
+from tap_planner.plan import Decisions
 from tap_planner.program import Program, lower
 from tap_planner.search import (
     Assignment,
@@ -43,6 +45,7 @@ MESHES = {
 """Nodes x devices, and the mesh on them."""
 
 
+@cache
 def cluster_of(shape: tuple[int, ...]) -> Cluster:
     """A100s for a mesh."""
     return load_cluster(f"{MESHES[shape][0]}:a100-sxm4-80gb")
@@ -92,10 +95,14 @@ def solver_of(model: Model, configuration: Configuration) -> Solver:
     return Solver(CostedModel(model, configuration))
 
 
+def decisions_of(model: Model, configuration: Configuration, assignment: Assignment) -> Decisions:
+    """The plan of an assignment."""
+    return assemble(model, configuration, assignment, None)
+
+
 def program_of(model: Model, configuration: Configuration, assignment: Assignment) -> Program:
     """The lowered plan of an assignment."""
-    cluster = cluster_of(model.space.mesh_shape)
-    return lower(model.graph, assemble(model, configuration, assignment, cluster, None))
+    return lower(model.graph, decisions_of(model, configuration, assignment))
 
 
 def free_configuration(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tap_planner import api
+from tap_planner.cluster import Mesh
 from tap_planner.errors import InfeasibleError
 from tap_planner.plan import PlanOptions, PlanRequest
 from tap_planner.search import (
     Configuration,
     CostedModel,
+    Model,
     Recompute,
     SearchRequest,
     Settings,
@@ -22,6 +27,7 @@ from tap_planner.search import (
     Weights,
     ZeroSetting,
     build_model,
+    enumeration,
     search,
 )
 from tap_planner.search.graph_index import GraphIndex
@@ -40,9 +46,32 @@ def prepared(model: str, **options: object) -> api.PreparedSearch:
     return api.prepare_search(PlanRequest(model=DATA / f"{model}.onnx", cluster="1x4:a100-sxm4-80gb", options=given))
 
 
+@contextmanager
+def models_made_once() -> Iterator[None]:
+    """The model of a mesh and a microbatch count is the same whatever settings are allowed; the tables of a search are
+    its own."""
+    made: dict[tuple[Mesh, int], Model] = {}
+    original = enumeration.model_of
+
+    def model_of(request: SearchRequest, mesh: Mesh, microbatches: int) -> Model:
+        if (mesh, microbatches) not in made:
+            made[mesh, microbatches] = original(request, mesh, microbatches)
+        model = made[mesh, microbatches]
+        model.tables.clear()
+        model.points.clear()
+        return model
+
+    with mock.patch.object(enumeration, "model_of", model_of):
+        yield
+
+
 def least_of_each(request: SearchRequest, ceiling_ns: int | None) -> int | None:
     """Least objective below a ceiling over all configurations, each searched by itself; None where there is none."""
-    found: list[int] = []
+    with models_made_once():
+        return min(_each(request, ceiling_ns), default=None)
+
+
+def _each(request: SearchRequest, ceiling_ns: int | None) -> Iterator[int]:
     for mesh in request.meshes:
         for zero in request.zero_levels:
             for recompute in request.recomputes:
@@ -56,10 +85,9 @@ def least_of_each(request: SearchRequest, ceiling_ns: int | None) -> int | None:
                         ceiling_ns=ceiling_ns,
                     )
                     try:
-                        found.append(search(one).objective_ns)
+                        yield search(one).objective_ns
                     except (InfeasibleError, NothingFasterError):
                         continue
-    return min(found, default=None)
 
 
 @pytest.mark.full

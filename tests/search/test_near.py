@@ -183,7 +183,7 @@ def test_changes_cost_the_penalty(seed: int) -> None:
     configuration = Configuration(settings=settings, microbatches=1, optimizer="adamw", precision="fp32", training=True)
 
     def written(assignment: Assignment) -> Decisions:
-        return assemble(model, configuration, assignment, prepared.cluster, "logits")
+        return assemble(model, configuration, assignment, "logits")
 
     first, *others = random_assignments(model, seed, 4, per_class=False)
     (uniform,) = random_assignments(model, seed, 1, per_class=True)

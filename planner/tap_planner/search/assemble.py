@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from itertools import accumulate
 
-from tap_planner.cluster import Cluster, axis_levels
 from tap_planner.graph import Graph, Operator, TensorKind
 from tap_planner.operators import CACHE_OPERAND, rule_of
 from tap_planner.plan import (
@@ -28,19 +27,16 @@ from tap_planner.search.space import ParameterState
 from tap_planner.sharding import Placements, Strategy, dual_placements, read_placements
 
 
-def assemble(
-    model: Model, configuration: Configuration, assignment: Assignment, cluster: Cluster, loss_output: str | None
-) -> Decisions:
+def assemble(model: Model, configuration: Configuration, assignment: Assignment, loss_output: str | None) -> Decisions:
     """Write out an assignment.
 
     Args:
         model: the model that was searched.
         configuration: the settings of the whole plan.
         assignment: the strategies.
-        cluster: names the levels that the axes span.
         loss_output: ONNX name of the output that the loss reads.
     """
-    return _Assembly(model, configuration, assignment).decisions(cluster, loss_output)
+    return _Assembly(model, configuration, assignment).decisions(loss_output)
 
 
 class _Assembly:
@@ -56,14 +52,13 @@ class _Assembly:
         )
         self._states = self._parameter_states()
 
-    def decisions(self, cluster: Cluster, loss_output: str | None) -> Decisions:
+    def decisions(self, loss_output: str | None) -> Decisions:
         configuration = self._configuration
         parameters, buckets = self._parameters()
         loss = None
         if configuration.training:
             kind = str(self._graph.operators[-1].signature.attribute("kind"))
             loss = LossDecision(kind=kind, output=loss_output or "")
-        mesh = self._space.mesh
         return Decisions(
             mode="train" if configuration.training else "infer",
             precision=configuration.precision,
@@ -72,8 +67,8 @@ class _Assembly:
             loss=loss,
             microbatches=configuration.microbatches,
             axes=tuple(
-                AxisDecision(name=axis.name, size=axis.size, levels=axis_levels(mesh, cluster, index))
-                for index, axis in enumerate(mesh.axes)
+                AxisDecision(name=axis.name, size=axis.size, levels=levels)
+                for axis, levels in zip(self._space.mesh.axes, self._space.axis_levels, strict=True)
             ),
             operators=tuple(self._operator(index) for index in range(len(self._strategies))),
             parameters=parameters,

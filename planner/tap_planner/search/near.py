@@ -225,9 +225,7 @@ class _Search:
         return _Found(
             place=place,
             model=model,
-            decisions=assemble(
-                model, configuration, found.assignment, place.request.cluster, place.request.loss_output
-            ),
+            decisions=assemble(model, configuration, found.assignment, place.request.loss_output),
             ns=found.ns,
             num_bytes=found.num_bytes,
         )

@@ -128,7 +128,7 @@ def _write(request: SearchRequest, key: PlanKey, plan: ChosenPlan) -> Decisions:
     written."""
     model = model_of(request, request.meshes[key.mesh], key.microbatches)
     assignment = plan.values.of(model).expand()
-    return assemble(model, plan.configuration, assignment, request.cluster, request.loss_output)
+    return assemble(model, plan.configuration, assignment, request.loss_output)
 
 
 def _nothing_fits(

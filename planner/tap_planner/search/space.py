@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tap_planner.cluster import Cluster, Mesh, part_of
+from tap_planner.cluster import Cluster, Mesh, axis_levels, part_of
 from tap_planner.cost import PriceList, operator_times_ns, prices_of
 from tap_planner.graph import Operator, ParameterRead, Tensor, TensorKind
 from tap_planner.operators import TensorType, kept_for_backward, record_of, rule_of
@@ -91,6 +91,8 @@ class ModelSpace:
         self.folded = index.folded
         self.mesh = mesh
         self.mesh_shape = tuple(axis.size for axis in mesh.axes)
+        self.axis_levels = tuple(axis_levels(mesh, cluster, axis) for axis in range(len(mesh.axes)))
+        """Per axis, names of the levels that it spans."""
         self.price_list = prices
         self.prices = prices_of(prices, part_of(cluster, mesh), mesh, precision)
         self.compute = self.prices.compute

@@ -37,7 +37,8 @@ class Durations:
         self.links = self._prices.collectives
         """Costs of collectives."""
         self._levels = [frozenset(axis.levels) for axis in decisions.axes]
-        self._operators: dict[object, tuple[int, int]] = {}
+        self._operators: dict[int, tuple[int, int]] = {}
+        self._alike: dict[object, tuple[int, int]] = {}
 
     def collectives(self, instruction: Instruction) -> tuple[Busy, ...]:
         """The collectives that an instruction issues, each with the levels whose links it uses."""
@@ -49,10 +50,15 @@ class Durations:
 
     def operator_ns(self, index: int) -> tuple[int, int]:
         """Forward and backward time of an operator, without collectives."""
+        if index not in self._operators:
+            self._operators[index] = self._operator_ns(index)
+        return self._operators[index]
+
+    def _operator_ns(self, index: int) -> tuple[int, int]:
         operator, decision = self._program.graph.operators[index], self._program.decisions.operators[index]
         key = (operator.signature, decision.strategy, *_placements(decision))
-        if key not in self._operators:
-            self._operators[key] = operator_times_ns(
+        if key not in self._alike:
+            self._alike[key] = operator_times_ns(
                 self.compute,
                 operator.signature,
                 factor_sizes=local_factor_sizes(self._program, index),
@@ -63,7 +69,7 @@ class Durations:
                 ],
                 requires_gradient=made_gradients(decision),
             )
-        return self._operators[key]
+        return self._alike[key]
 
     def update_ns(self) -> int:
         """The optimizer's step."""
