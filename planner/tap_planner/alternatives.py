@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from tap_planner.documents import lower_result
 from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.requests import PreparedSearch
 
@@ -77,17 +78,14 @@ def best_on_other_meshes(
 
 
 def _alternative(prepared: PreparedSearch, result: SearchResult) -> Alternative:
-    from tap_planner.cluster import part_of
-    from tap_planner.program import lower
-    from tap_planner.simulate import predict, price_program
+    from tap_planner.simulate import price_program
 
-    program = lower(result.folded.graph, result.decisions)
-    used = part_of(prepared.cluster, result.mesh)
+    lowered = lower_result(result, prepared.cluster)
     objective_ns, bound_ns = result.objective_ns, result.bound_ns
     objective_bytes = bound_bytes = None
     if prepared.options.objective == "communication":
         objective_bytes, bound_bytes = result.objective_ns, result.bound_ns
-        objective_ns, bound_ns = price_program(program, used).objective_ns, None
+        objective_ns, bound_ns = price_program(lowered.program, lowered.used).objective_ns, None
     elif result.smallest is not None:
         objective_bytes, bound_bytes = result.memory_bytes, min(result.memory_bytes, result.smallest.bound_bytes)
     return Alternative(
@@ -96,7 +94,7 @@ def _alternative(prepared: PreparedSearch, result: SearchResult) -> Alternative:
         objective_ns=objective_ns,
         bound_ns=bound_ns,
         memory_bytes=result.memory_bytes,
-        step_ns=predict(program, used).step_ns,
+        step_ns=lowered.prediction.step_ns,
         objective_bytes=objective_bytes,
         bound_bytes=bound_bytes,
     )

@@ -86,13 +86,12 @@ class ModelSpace:
         hints: Mapping[str, tuple[tuple[int, ...], ...]],
         prices: PriceList = PriceList.TIME,
     ) -> None:
+        self._cluster = cluster
         self.index = index
         self.graph = index.graph
         self.folded = index.folded
         self.mesh = mesh
         self.mesh_shape = tuple(axis.size for axis in mesh.axes)
-        self.axis_levels = tuple(axis_levels(mesh, cluster, axis) for axis in range(len(mesh.axes)))
-        """Per axis, names of the levels that it spans."""
         self.price_list = prices
         self.prices = prices_of(prices, part_of(cluster, mesh), mesh, precision)
         self.compute = self.prices.compute
@@ -104,6 +103,11 @@ class ModelSpace:
         self._tables: dict[TensorType, RedistributionTable] = {}
         self._needed: dict[str, tuple[bool, ...]] = {}
         self._trainable = {parameter.name: parameter.trainable for parameter in index.graph.parameters}
+
+    @cached_property
+    def axis_levels(self) -> tuple[tuple[str, ...], ...]:
+        """Per axis, names of the levels that it spans."""
+        return tuple(axis_levels(self.mesh, self._cluster, axis) for axis in range(len(self.mesh.axes)))
 
     # -- operators ---------------------------------------------------------------------------------------------
 
