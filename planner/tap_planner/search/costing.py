@@ -282,6 +282,11 @@ class CostedModel:
             self._zero_options[key] = self._undominated(mask, inside)
         return self._zero_options[key]
 
+    def sharding_places(self, setting: int) -> np.ndarray:
+        """Places of all that a ZeRO setting may be, also of what no parameter prefers."""
+        group, mask = self.model.group_of_setting(setting)
+        return self._sharding(mask, self.lies_in_run(group))
+
     def _undominated(self, mask: int, inside: bool) -> np.ndarray:
         places = self._sharding(mask, inside)
         profiles = [known for known in self._profiles_by_mask.get(mask, ()) if known[1] != inside]

@@ -492,8 +492,10 @@ class Lane:
 
     def chosen(self, key: PlanKey) -> ChosenPlan:
         """A plan that was met."""
-        candidate, outcome = self._found[key]
-        assert outcome.choices is not None and candidate.state is not None
+        candidate, met = self._found[key]
+        assert candidate.state is not None
+        outcome = candidate.state.plainest(met)
+        assert outcome.choices is not None
         return ChosenPlan(
             objective_ns=outcome.ns,
             memory_bytes=outcome.num_bytes,

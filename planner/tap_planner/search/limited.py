@@ -26,6 +26,7 @@ from tap_planner.search.envelope import Envelope
 from tap_planner.search.factors import WidthError
 from tap_planner.search.master import improve, solve_master
 from tap_planner.search.mixing import mix
+from tap_planner.search.plain import plainest
 from tap_planner.search.proof import Proof, ProofKind
 from tap_planner.search.shares import Shares
 from tap_planner.search.solver import Solver
@@ -242,6 +243,10 @@ class LimitedSearch:
             return
         self._evaluate(self._probe[1], _Depth.FULL)
         self._mix()
+
+    def plainest(self, found: Outcome) -> Outcome:
+        """A solution of this search with the lowest ZeRO levels that cost no more, where they fit."""
+        return plainest(self._solver.costed, found, self._limit)
 
     def forget(self) -> None:
         """Free what stages can make again."""
