@@ -108,3 +108,20 @@ def test_inputs_and_collectives() -> None:
 def test_names_are_folded_into_families(names: list[str], folded: list[tuple[str, str, int]]) -> None:
     """Like names of a layer are kept apart, and each is followed through the layers."""
     assert list(fold_names(names)) == folded
+
+
+@pytest.mark.parametrize("levels", [(1, 1), (1, 2)], ids=["buckets only", "with a ZeRO level"])
+def test_buckets_are_listed_only_where_nothing_else_differs(levels: tuple[int, int]) -> None:
+    """Buckets follow from the other decisions: their numbers would tear apart layers that changed alike."""
+    stack = make_stack(4)
+    whole, apart = (0,) * 8, (0, 0, 0, 1, 1, 1, 2, 2)
+    old, new = (
+        make_document(make_decisions(stack, bucket_of=buckets, zero_level=level), stack.reads)
+        for buckets, level in zip((whole, apart), levels, strict=True)
+    )
+    diff = diff_plans(old, new)
+    assert diff.verdict is Verdict.DECISIONS_CHANGED
+    fields = {field.name for change in diff.parameters for field in change.fields}
+    assert fields == ({"bucket"} if levels[0] == levels[1] else {"zero"})
+    if fields == {"zero"}:
+        assert [(change.name, change.count) for change in diff.parameters] == [("h.{i}.w{j}", 8)]

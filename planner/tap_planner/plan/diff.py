@@ -139,7 +139,7 @@ def diff_plans(old: PlanDocument, new: PlanDocument) -> PlanDiff:
         options=compare_values(_options(old), _options(new)),
         mesh=compare_values(_mesh(old), _mesh(new)),
         operators=_entities(before, after, _operators),
-        parameters=_entities(before, after, _parameters),
+        parameters=_entities(before, after, _parameters) or _entities(before, after, _buckets),
         redistributions=_entities(before, after, _redistributions),
         collectives=_collectives(old.collectives, new.collectives),
         predicted=_quantities(old, new),
@@ -334,8 +334,12 @@ def _parameter_features(parameter: ParameterDecision, axes: Sequence[str]) -> Fe
         "gradient": _placements(parameter.gradient, axes),
         "zero": parameter.zero_level,
         "zero axes": " ".join(axes[axis] for axis in parameter.zero_axes) or None,
-        "bucket": parameter.bucket,
     }
+
+
+def _buckets(decisions: Decisions) -> dict[str, Features]:
+    """The parameters' buckets, which follow from the rest: of interest only where nothing else about them differs."""
+    return {parameter.name: {"bucket": parameter.bucket} for parameter in decisions.parameters}
 
 
 def _redistributions(decisions: Decisions) -> dict[str, Features]:

@@ -112,16 +112,20 @@ class _PartPrices:
         part = costed.model.part(kind, number)
         self._terms = tuple((term, term.regions) for term in part.terms)
         self._variables = tuple(dict.fromkeys(_variables(costed, kind, number)))
+        members = costed.zero_members(kind, number).values()
+        self._stored = tuple(stored[0] for stored in members)
+        """(variable, data axes) of one parameter for every ZeRO setting."""
         self._known: dict[tuple[int, ...], _PartPrice] = {}
 
     def of(self, view: PartView) -> _PartPrice:
         """What the part costs where it stands so."""
-        key = tuple([view.value(variable) for variable in self._variables])
+        values = [view.value(variable) for variable in self._variables]
+        key = (*values, *[view.zero(variable, mask) for variable, mask in self._stored])
         price = self._known.get(key)
         if price is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            price = self._known[key] = self._price(view, dict(zip(self._variables, key, strict=True)))
+            price = self._known[key] = self._price(view, dict(zip(self._variables, values, strict=True)))
         return price
 
     def _price(self, view: PartView, values: dict[int, int]) -> _PartPrice:
@@ -150,7 +154,7 @@ _KNOWN: WeakKeyDictionary[CostedModel, dict[tuple[PartKind, int], _PartPrices]] 
 
 
 def _variables(costed: CostedModel, kind: PartKind, number: int) -> Iterator[int]:
-    """The variables that the price of a part depends on."""
+    """The variables that the price of a part depends on, besides ZeRO settings."""
     model = costed.model
     part = model.part(kind, number)
     yield from part.variables
@@ -160,10 +164,6 @@ def _variables(costed: CostedModel, kind: PartKind, number: int) -> Iterator[int
     for variable in part.variables:
         if variable < model.num_operators:
             regions[int(model.region_of[variable])] = None
-        group = model.zero_group(variable)
-        for mask in costed.parameter_costs(variable):
-            if len(costed.zero_options(mask, inside=costed.lies_in_run(group))) > 1:
-                yield model.zero_variable(group, mask)
     yield from (model.recompute_variable(region) for region in regions if len(costed.options(region)) > 1)
 
 

@@ -41,12 +41,17 @@ class PartView:
         return self.choices.link_value(self.number, self.before, self.link, variable)
 
     def zero(self, variable: int, mask: int) -> int:
-        """The ZeRO setting of what is stored with a variable and has these data axes."""
+        """The ZeRO setting of what is stored with a variable and has these data axes: also one that another dominates,
+        if that was chosen."""
         model = self.costed.model
-        setting = model.zero_variable(model.zero_group(variable), mask)
         group = model.zero_group(variable)
-        options = self.costed.zero_options(mask, inside=self.costed.lies_in_run(group))
-        return int(options[0]) if len(options) == 1 else self.value(setting)
+        setting = model.zero_variable(group, mask)
+        given = self.choices.outer if self.kind is PartKind.OUTER else self.choices.links[self.number][self.link]
+        if setting not in given:
+            options = self.costed.zero_options(mask, inside=self.costed.lies_in_run(group))
+            if len(options) == 1:
+                return int(options[0])
+        return self.value(setting)
 
     def recompute(self, region: int) -> Recompute:
         """How a region of the part recomputes."""
