@@ -72,6 +72,18 @@ def test_a_failing_rank_ends_the_job_with_its_error(job: ApplyJob) -> None:
         run_processes(replace(job, random_weights=False), 4)
 
 
+def test_processes_have_the_environment_of_their_call(
+    job: ApplyJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that forks the ranks lives on: what it was started with is not what a later call has."""
+    says = tmp_path / "says.py"
+    says.write_text("import os\nraise RuntimeError(os.environ['TAP_TEST_CALL'])\n")
+    for call in ("first", "second"):
+        monkeypatch.setenv("TAP_TEST_CALL", call)
+        with pytest.raises(ApplyError, match=f"rank . failed: .*{call}"):
+            run_processes(replace(job, custom_ops=(says,)), 4)
+
+
 def test_absent_weights_are_refused(job: ApplyJob) -> None:
     """Without the weights file the error says what is missing and how random ones are made."""
     with pytest.raises(ApplyError, match="28 of 28") as caught:

@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -48,14 +50,14 @@ def run_processes(job: ApplyJob, num_processes: int, timeout_s: int = 600) -> Ap
     Raises:
         ApplyError: a rank failed; the others were ended.
     """
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     with tempfile.TemporaryDirectory(prefix="tap-apply-") as folder:
         pipes: list[Connection] = []
         processes: list[BaseProcess] = []
         try:
             for rank in range(num_processes):
                 receiver, sender = context.Pipe(duplex=False)
-                arguments = (job, rank, num_processes, Path(folder) / "store", timeout_s, sender)
+                arguments = (job, rank, num_processes, Path(folder) / "store", timeout_s, dict(os.environ), sender)
                 process = context.Process(target=_run_rank, args=arguments, daemon=True)
                 process.start()
                 sender.close()
@@ -64,6 +66,16 @@ def run_processes(job: ApplyJob, num_processes: int, timeout_s: int = 600) -> Ap
             return _watch(processes, pipes)
         finally:
             _end(processes)
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """Processes are forked from one that has imported torch and done nothing else, where the system has that: importing
+    it takes longer than what most small plans do."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 def _watch(processes: list[BaseProcess], pipes: list[Connection]) -> ApplyResult:
@@ -118,8 +130,17 @@ def _end(processes: list[BaseProcess]) -> None:
             process.join()
 
 
-def _run_rank(job: ApplyJob, rank: int, world: int, store: Path, timeout_s: int, sender: Connection) -> None:
+def _run_rank(
+    job: ApplyJob,
+    rank: int,
+    world: int,
+    store: Path,
+    timeout_s: int,
+    environment: Mapping[str, str],
+    sender: Connection,
+) -> None:
     """Body of a process: join the group, do the job, send what came of it."""
+    os.environ.update(environment)  # the server that forked it has that of the first call
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
