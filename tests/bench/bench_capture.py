@@ -62,6 +62,7 @@ class Rotary(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         exponents = torch.arange(0, sizes.head, 2).float() / sizes.head
+        self.inv_freq: Tensor
         self.register_buffer("inv_freq", sizes.rotary_base**-exponents, persistent=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:

@@ -125,8 +125,7 @@ def _is_static(value: onnx.ValueInfoProto) -> bool:
 def folding(path: Path) -> dict[str, object]:
     """How much of a model is repeats of other parts."""
     model = load_model(path)
-    batch = {} if _fixed_batch(model) else {"batch": 8}
-    graph = bind(model, BindOptions(dims=dims_of(model), **batch))
+    graph = bind(model, BindOptions(dims=dims_of(model), batch=None if _fixed_batch(model) else 8))
     folded = fold(graph)
     return {
         "model": path.stem,

@@ -23,6 +23,7 @@ from tap_planner.search import (
     ZeroSetting,
     build_model,
 )
+from tap_planner.search.graph_index import GraphIndex
 from tap_planner.search.model import PartKind
 from tap_planner.search.terms import SCALE, UNREACHABLE, RegionPolicy, Term
 from tap_planner.sharding import block_hints
@@ -124,7 +125,7 @@ def model_of(prepared: PreparedSearch, *, folded: bool) -> Model:
     whole = request.folded(1)
     (mesh,) = request.meshes
     return build_model(
-        whole if folded else FoldedGraph(graph=whole.graph, runs=()),
+        GraphIndex(whole if folded else FoldedGraph(graph=whole.graph, runs=())),
         request.cluster,
         mesh,
         request.precision,
