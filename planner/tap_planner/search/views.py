@@ -47,11 +47,10 @@ class PartView:
         group = model.zero_group(variable)
         setting = model.zero_variable(group, mask)
         given = self.choices.outer if self.kind is PartKind.OUTER else self.choices.links[self.number][self.link]
-        if setting not in given:
-            options = self.costed.zero_options(mask, inside=self.costed.lies_in_run(group))
-            if len(options) == 1:
-                return int(options[0])
-        return self.value(setting)
+        if setting in given:
+            return given[setting]
+        options = self.costed.zero_options(mask, inside=self.costed.lies_in_run(group))
+        return int(options[0]) if len(options) == 1 else self.value(setting)
 
     def recompute(self, region: int) -> Recompute:
         """How a region of the part recomputes."""
