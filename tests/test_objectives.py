@@ -209,7 +209,7 @@ def test_plans_round_trip_and_keep_to_the_schema() -> None:
 
 def test_without_a_limit_nothing_is_sent(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever repeats all work has nothing to say: that is the answer, proven, and a warning says what it costs."""
-    options = PlanOptions(batch=8, loss="mean", dims={"seq": 512}, max_memory_bytes="none", objective="communication")
+    options = PlanOptions(batch=64, loss="mean", dims={"seq": 512}, max_memory_bytes="none", objective="communication")
     request = PlanRequest(model=DATA / "hm_llama3_8b.onnx", cluster="1x8:a100-sxm4-80gb", options=options)
     with caplog.at_level(logging.INFO, logger="tap_planner"):
         document = api.make_plan(request)

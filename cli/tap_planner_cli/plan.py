@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from tap_planner.errors import TapError, UsageError
 from tap_planner.operators import load_custom_rules
 from tap_planner.plan import (
+    COSTS,
     LOSSES,
     MODES,
     OBJECTIVES,
@@ -94,6 +95,13 @@ _NOT_PLANNING = {
     default="time",
     show_default=True,
     help="What is to be least: the step's time, memory per device, or bytes that a device sends.",
+)
+@click.option(
+    "--cost",
+    type=click.Choice(COSTS),
+    default="topology",
+    show_default=True,
+    help="How communication is priced: on the links it uses, or (to compare) by its volume alone.",
 )
 @click.option("--loss", type=click.Choice([*LOSSES, "none"]), help="Default: the mean of the first float output.")
 @click.option("--loss-output", metavar="NAME", help="Output that the loss reads.")
@@ -214,6 +222,7 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         precision=values["precision"],
         optimizer=values["optimizer"],
         objective=_objective(values),
+        cost=values["cost"],
         optimizer_states=values["optimizer_states"],
         loss=loss if training else None,
         loss_output=values["loss_output"],

@@ -114,7 +114,7 @@ def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
     prepared, result = _search(prepared, old)
     if old is not None:
         result = near_result(prepared, result, old)
-    if old is not None or objective == "communication":
+    if old is not None or objective == "communication" or prepared.options.cost == "volume":
         lowered = lower_result(result, prepared.cluster)
     else:
         lowered = _fastest_predicted(prepared, result)
@@ -169,12 +169,12 @@ def _search(prepared: PreparedSearch, old: PlanDocument | None) -> tuple[Prepare
 
 def _note_fewer(prepared: PreparedSearch, result: SearchResult) -> None:
     """Say so if fewer devices are proven faster, unless the user has chosen: idle devices, a mesh, rules, a target; or
-    another objective than time."""
+    another objective or cost than the usual."""
     from tap_planner.search import fewer_devices
 
     options, devices = prepared.options, prepared.cluster.num_devices
     chosen = options.mesh is not None or options.constraints or options.target is not None
-    fixed = chosen or options.objective != "time"
+    fixed = chosen or options.objective != "time" or options.cost != "topology"
     if options.allow_idle or fixed or devices == 1:
         return
     fewer = fewer_devices(prepared.request, result)

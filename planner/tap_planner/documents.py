@@ -12,13 +12,14 @@ from tap_planner.plan import (
     IdlePlaces,
     ModelInput,
     PlanDocument,
+    PlanOptions,
     Predicted,
     Producer,
     build_document,
     gap_basis_points,
     idle_devices,
 )
-from tap_planner.requests import PreparedSearch
+from tap_planner.requests import PreparedSearch, times_of
 from tap_planner.verification import lagrangian_bound, proof_entries
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ NOT_IN_SENT_BYTES = ("bucket padding", "algorithms that send more", "transient m
 """What sent bytes and memory model M leave out, where these are the objective."""
 NOT_IN_SENT_BYTES_OF_INFERENCE = ("algorithms that send more", "live activations", "transient memory")
 """The same in inference."""
+NOT_IN_VOLUMES = ("topology and latency of communication",)
+"""What is left out besides where communication is priced by its volume."""
 MANY_TIMES = 2
 """A plan of the least communication whose operators take so many times as long as they must is worth a warning."""
 
@@ -93,7 +96,7 @@ def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocumen
 
     result, program, used = lowered.result, lowered.program, lowered.used
     graph = result.folded.graph
-    price = price_program(program, used)
+    price = price_program(program, used, times_of(prepared.options))
     sent = prepared.options.objective == "communication"
     objective = sent_by_program(program, used) if sent else price.objective_ns
     if (objective, price.memory_bytes) != (result.objective_ns, result.memory_bytes):
@@ -122,7 +125,7 @@ def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocumen
         left_out=tuple(IdlePlaces(first=f, last=last) for f, last in idle_boxes(prepared.cluster, result.mesh)),
         collectives=collectives,
         predicted=_predicted(lowered, price),
-        certificate=_certificate(result, price, prepared.options.objective),
+        certificate=_certificate(result, price, prepared.options),
         idle=idle_devices(result.decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
     )
 
@@ -207,7 +210,8 @@ def _tokens(program: Program) -> int | None:
     return None if new is None else new * program.graph.batch * program.decisions.microbatches
 
 
-def _certificate(result: SearchResult, price: Price, objective: str) -> Certificate:
+def _certificate(result: SearchResult, price: Price, options: PlanOptions) -> Certificate:
+    objective = options.objective
     proof = proof_entries(result.leaves)
     lagrangian = lagrangian_bound(proof, result.objective_ns)
     bound = max(result.bound_ns, lagrangian)
@@ -227,6 +231,8 @@ def _certificate(result: SearchResult, price: Price, objective: str) -> Certific
         proven |= {"objective_bytes": result.memory_bytes, "bound_bytes": least, "time_gap_basis_points": gap}
         proven["gap_basis_points"] = gap_basis_points(result.memory_bytes, least)
         proven["memory_proof"] = proof_entries(result.smallest.leaves)
+    if options.cost == "volume":
+        left_out = (*left_out, *NOT_IN_VOLUMES)
     return Certificate(
         objective_ns=price.objective_ns,
         proof=proof,

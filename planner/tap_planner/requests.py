@@ -17,11 +17,12 @@ from tap_planner.yaml_entries import near_miss
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
+    from tap_planner.cost import PriceList
     from tap_planner.folding import FoldedGraph
     from tap_planner.graph import BindOptions, Graph
     from tap_planner.search import NoStrategyError, Roles, SearchRequest, SpaceRules, StrategyFilter, Target, Variant
 
-__all__ = ["PreparedSearch", "bind_options", "limit_bytes", "prepare", "with_options"]
+__all__ = ["PreparedSearch", "bind_options", "limit_bytes", "prepare", "price_list_of", "times_of", "with_options"]
 
 _log = logging.getLogger("tap_planner")
 
@@ -125,7 +126,6 @@ def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOpt
 def _request(
     space: _Space, cluster: Cluster, options: PlanOptions, meshes: tuple[Mesh, ...], zero_levels: tuple[int, ...]
 ) -> SearchRequest:
-    from tap_planner.cost import PriceList
     from tap_planner.search import SearchRequest
 
     training = options.mode == "train"
@@ -147,8 +147,22 @@ def _request(
         optimizer_states="bf16" if options.optimizer_states == "bf16" else "fp32",
         uniform_settings=space.target is not None and space.target.uniform_settings,
         hybrid_zero=space.target is None or space.target.hybrid_zero,
-        prices=PriceList.VOLUME if options.objective == "communication" else PriceList.TIME,
+        prices=price_list_of(options),
     )
+
+
+def price_list_of(options: PlanOptions) -> PriceList:
+    """What the search adds up."""
+    from tap_planner.cost import PriceList
+
+    return PriceList.VOLUME if options.objective == "communication" else times_of(options)
+
+
+def times_of(options: PlanOptions) -> PriceList:
+    """By what times are priced, whatever the objective."""
+    from tap_planner.cost import PriceList
+
+    return PriceList.FLAT if options.cost == "volume" else PriceList.TIME
 
 
 def bind_options(options: PlanOptions) -> BindOptions:
@@ -302,7 +316,8 @@ def _meshes(cluster: Cluster, options: PlanOptions, target: Target | None) -> tu
     meshes = enumerate_meshes(cluster, options.max_axes, allow_idle=options.allow_idle)
     if target is not None:
         return target.name_meshes(meshes)
-    return meshes if options.constraints else useful_meshes(cluster, meshes)  # rules name axes
+    keep_all = options.constraints or options.cost == "volume"  # rules name axes; volumes know of no links
+    return meshes if keep_all else useful_meshes(cluster, meshes)
 
 
 def _on_fewer(space: _Space, cluster: Cluster, options: PlanOptions, conflict: NoStrategyError) -> NoStrategyError:
@@ -362,6 +377,11 @@ def _recomputes(options: PlanOptions, target: Target | None) -> tuple[str, ...]:
 
 def _check_objective(options: PlanOptions) -> None:
     """What is left to be decided by time cannot be where another objective is asked for."""
+    if options.objective == "communication" and options.cost != "topology":
+        raise UsageError(
+            f"--cost {options.cost} says what communication takes, the objective is how much is sent",
+            hint="Leave --cost or --objective out.",
+        )
     if options.objective != "time" and options.optimizer_states == "auto" and rounds_moments(options):
         raise UsageError(
             f"--optimizer-states auto weighs the time of a step, the objective is {options.objective}",

@@ -13,7 +13,7 @@ from tap_planner.errors import ApplyError, PlanFormatError
 from tap_planner.legality import unfounded
 from tap_planner.membership import outside
 from tap_planner.plan import Claim, PlanDocument, PlanOptions, ProofEntry, ShareEntry, compute_digests, expand
-from tap_planner.requests import PreparedSearch, limit_bytes, prepare
+from tap_planner.requests import PreparedSearch, limit_bytes, prepare, times_of
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
@@ -337,7 +337,7 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     if wrong:
         return
     used: Cluster = part_of(prepared.cluster, mesh)
-    price = price_program(program, used)
+    price = price_program(program, used, times_of(prepared.options))
     yield from _objective_bytes(document, program, used, price.memory_bytes)
     if price.objective_ns != document.certificate.objective_ns:
         yield f"objective_ns: {document.certificate.objective_ns}, the lowered plan costs {price.objective_ns}"

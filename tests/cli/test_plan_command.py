@@ -274,7 +274,7 @@ def test_options_are_frozen() -> None:
     found = {option for param in command.params for option in param.opts if option.startswith("-")}
     assert found == {
         *("--batch", "--batch-dim", "--check", "--cluster", "--color", "--constraint", "--dim", "--freeze", "--gap"),
-        *("--allow-idle", "--alternatives", "--custom-rule", "--max-regret", "--stay-near"),
+        *("--allow-idle", "--alternatives", "--cost", "--custom-rule", "--max-regret", "--stay-near"),
         *("--model", "--objective", "--replay", "--verify-certificate"),
         *("--constraints", "--fix", "--forbid", "--no-zero", "--replicate", "--target"),
         *("--loss",),

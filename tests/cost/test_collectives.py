@@ -87,7 +87,7 @@ def test_hierarchical() -> None:
     found = times(model, "all_reduce", (0,), size)
     assert found["hierarchical"] == pytest.approx(inside + across)
     assert found["ring"] == pytest.approx(2 * (28 * 3000 + 3 * 10_000) + 2 * 31 / 32 * size / 25)
-    assert found["tree"] == pytest.approx(2 * (3 * 3000 + 2 * 10_000) + 2 * size / 25)
+    assert found["tree"] == pytest.approx(2 * (3 * 3000 + 2 * 10_000) + 2 * 3 / 4 * size / 25)
     for kind in ("all_gather", "reduce_scatter"):
         assert times(model, kind, (0,), size)["hierarchical"] == pytest.approx((inside + across) / 2)
 

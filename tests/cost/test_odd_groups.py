@@ -109,7 +109,10 @@ def test_parts_of_unlike_nodes() -> None:
 
 def test_a_part_of_directly_wired_devices() -> None:
     """Of 8 devices with a link between each pair, 4 use three of the seven links that each has."""
-    text = "device: l4\nnodes: 1\ndevices_per_node: 8\nintra_node: {kind: mesh, bandwidth: 70 GB/s, latency: 1 us}\n"
+    text = (
+        "device: l4\nlibrary: gloo\nnodes: 1\ndevices_per_node: 8\n"
+        "intra_node: {kind: mesh, bandwidth: 70 GB/s, latency: 1 us}\n"
+    )
     cluster = parse_cluster(text, file="c.yaml")
     mesh = Mesh(axes=(MeshAxis(name="dp", size=4),), devices=(0, 1, 2, 3))
     (ring,) = (a for a in CollectiveModel(cluster, mesh).algorithms("all_gather", (0,)) if a.name == "ring")

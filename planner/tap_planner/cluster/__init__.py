@@ -14,11 +14,15 @@ from tap_planner.cluster.meshes import (
     parse_mesh,
     part_of,
 )
+from tap_planner.cluster.paces import NETWORK, USUAL_COLLECTIVE_LAUNCH_NS, kind_of_link, usual_paces, with_usual_paces
 from tap_planner.cluster.subsets import device_parts, friendly_counts, restricted
-from tap_planner.cluster.types import STAND_INS, Cluster, Device, Level, NodeGroup, slowest_device
+from tap_planner.cluster.types import ALGORITHMS, STAND_INS, Cluster, Device, Level, NodeGroup, Pace, slowest_device
 
 __all__ = [
+    "ALGORITHMS",
+    "NETWORK",
     "STAND_INS",
+    "USUAL_COLLECTIVE_LAUNCH_NS",
     "CatalogueEntry",
     "Cluster",
     "Device",
@@ -26,6 +30,7 @@ __all__ = [
     "Mesh",
     "MeshAxis",
     "NodeGroup",
+    "Pace",
     "axis_levels",
     "catalogue_device",
     "catalogue_entry",
@@ -34,6 +39,7 @@ __all__ = [
     "enumerate_meshes",
     "friendly_counts",
     "idle_boxes",
+    "kind_of_link",
     "lint",
     "load_cluster",
     "mesh_on",
@@ -43,4 +49,6 @@ __all__ = [
     "part_of",
     "restricted",
     "slowest_device",
+    "usual_paces",
+    "with_usual_paces",
 ]

@@ -14,7 +14,11 @@ from fractions import Fraction
 from importlib import resources
 
 from tap_planner.cluster.document import near_miss
-from tap_planner.cluster.types import Device
+from tap_planner.cluster.types import (
+    DEFAULT_MATRIX_EFFICIENCY_PERMILLE,
+    DEFAULT_MEMORY_EFFICIENCY_PERMILLE,
+    Device,
+)
 from tap_planner.errors import ClusterError
 
 _PEAK_COLUMNS = {
@@ -42,6 +46,11 @@ class CatalogueEntry:
     intra_bandwidth_bytes_per_s: int
     """Per device and direction, inside the node."""
     intra_latency_ns: int
+    intra_group_bandwidths: tuple[tuple[int, int], ...]
+    """Where it depends on how many devices take part, see ``Level.group_bandwidths``."""
+    intra_exchange_bandwidths: tuple[tuple[int, int], ...]
+    intra_reduces: bool
+    """Whether the switch sums what passes."""
     nic_bandwidth_bytes_per_s: int | None
     """Per NIC and direction; None where no usual NIC exists."""
     nic_latency_ns: int
@@ -67,6 +76,16 @@ def _scaled(text: str, scale: int) -> int:
     return round(Fraction(text) * scale)
 
 
+def _share(text: str, default: int) -> int:
+    return _scaled(text, 1000) if text else default
+
+
+def _by_size(text: str) -> tuple[tuple[int, int], ...]:
+    """``2:25 4:100`` -> bytes per second by group size."""
+    pairs = (pair.split(":") for pair in text.split())
+    return tuple((int(size), _scaled(bandwidth, 10**9)) for size, bandwidth in pairs)
+
+
 def _entry(row: dict[str, str]) -> CatalogueEntry:
     device = Device(
         name=row["name"],
@@ -74,6 +93,9 @@ def _entry(row: dict[str, str]) -> CatalogueEntry:
         memory_bandwidth_bytes_per_s=_scaled(row["memory_bandwidth_gb_per_s"], 10**9),
         peak_flops={dtype: _scaled(row[column], 10**12) for dtype, column in _PEAK_COLUMNS.items() if row[column]},
         launch_ns=_scaled(row["launch_us"], 1000),
+        backward_launch_ns=_scaled(row["backward_launch_us"], 1000) if row["backward_launch_us"] else None,
+        matrix_efficiency_permille=_share(row["matrix_efficiency"], DEFAULT_MATRIX_EFFICIENCY_PERMILLE),
+        memory_efficiency_permille=_share(row["memory_efficiency"], DEFAULT_MEMORY_EFFICIENCY_PERMILLE),
         source=row["source"],
     )
     return CatalogueEntry(
@@ -83,6 +105,9 @@ def _entry(row: dict[str, str]) -> CatalogueEntry:
         intra_kind=row["intra_kind"],
         intra_bandwidth_bytes_per_s=_scaled(row["intra_gb_per_s"], 10**9),
         intra_latency_ns=_scaled(row["intra_latency_us"], 1000),
+        intra_group_bandwidths=_by_size(row["group_gb_per_s"]),
+        intra_exchange_bandwidths=_by_size(row["exchange_gb_per_s"]),
+        intra_reduces=row["reduces"] == "yes",
         nic_bandwidth_bytes_per_s=_scaled(row["nic_gb_per_s"], 10**9) if row["nic_gb_per_s"] else None,
         nic_latency_ns=_scaled(row["nic_latency_us"], 1000),
         notes=row["notes"],

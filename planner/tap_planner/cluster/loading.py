@@ -11,6 +11,7 @@ from pathlib import Path
 from tap_planner.cluster.catalogue import catalogue_entry
 from tap_planner.cluster.document import Entry, read_document
 from tap_planner.cluster.node_groups import read_groups
+from tap_planner.cluster.paces import USUAL_COLLECTIVE_LAUNCH_NS, with_usual_paces
 from tap_planner.cluster.parts import (
     MAX_PER_NODE,
     inter_level,
@@ -21,7 +22,7 @@ from tap_planner.cluster.parts import (
     usual_library,
 )
 from tap_planner.cluster.types import LIBRARIES, MAX_DEVICES, Cluster, Device, Level, NodeGroup
-from tap_planner.cluster.units import MEMORY
+from tap_planner.cluster.units import MEMORY, TIME
 from tap_planner.errors import ClusterError
 from tap_planner.files import read_text
 
@@ -37,6 +38,7 @@ _KEYS = (
     "node_groups",
     "reserved_memory",
     "library",
+    "collective_launch",
     "calibration",
 )
 
@@ -80,13 +82,17 @@ def parse_cluster(text: str, *, file: str) -> Cluster:
     library = keys["library"].text(LIBRARIES) if "library" in keys else described.library
     if not library:
         document.fail("no library serves all these devices by default", f"Add library: {' or '.join(LIBRARIES)}.")
-    return Cluster(
-        name=name,
-        library=library,
-        device=described.device,
-        levels=described.levels,
-        reserved_memory_bytes=_reserved(keys, described.device),
-        node_groups=described.groups,
+    launch_ns = keys["collective_launch"].quantity(TIME) if "collective_launch" in keys else None
+    return with_usual_paces(
+        Cluster(
+            name=name,
+            library=library,
+            device=described.device,
+            levels=described.levels,
+            reserved_memory_bytes=_reserved(keys, described.device),
+            collective_launch_ns=USUAL_COLLECTIVE_LAUNCH_NS[library] if launch_ns is None else launch_ns,
+            node_groups=described.groups,
+        )
     )
 
 
@@ -126,7 +132,15 @@ def _from_shorthand(source: str, match: re.Match[str]) -> Cluster:
         intra_level(None, int(per_node), entry, source),
         inter_level(None, int(nodes), int(per_node), entry, source),
     )
-    return Cluster(name=_default_name(levels, name), library=entry.library, device=entry.device, levels=levels)
+    return with_usual_paces(
+        Cluster(
+            name=_default_name(levels, name),
+            library=entry.library,
+            device=entry.device,
+            levels=levels,
+            collective_launch_ns=USUAL_COLLECTIVE_LAUNCH_NS[entry.library],
+        )
+    )
 
 
 def _described(document: Entry, keys: Mapping[str, Entry]) -> _Described:

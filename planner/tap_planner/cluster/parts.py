@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from tap_planner.cluster.catalogue import CatalogueEntry, catalogue_entry
 from tap_planner.cluster.document import Entry
 from tap_planner.cluster.types import (
-    DEFAULT_LAUNCH_NS,
-    DEFAULT_MATRIX_EFFICIENCY_PERMILLE,
-    DEFAULT_MEMORY_EFFICIENCY_PERMILLE,
+    ALGORITHMS,
     LEVEL_KINDS,
     MAX_DEVICES,
+    MAX_PADDING,
     PEAK_DTYPES,
+    TRANSPORTS,
     Device,
     Level,
+    Pace,
 )
 from tap_planner.cluster.units import BANDWIDTH, MEMORY, PEAK, TIME
 from tap_planner.errors import ClusterError
 
-INTER_KEYS = ("bandwidth", "latency", "nics_per_node", "kind", "oversubscription")
+INTER_KEYS = ("bandwidth", "latency", "nics_per_node", "kind", "oversubscription", "transport", "paces")
 """Keys of ``inter_node``."""
+_NODE_KEYS = ("reduces", "host_bandwidth", "group_bandwidths", "exchange_bandwidths")
+_LEVEL_KEYS = ("name", "size", "kind", "bandwidth", "latency", "nics", "oversubscription", "transport", "paces")
+_DEVICE_KEYS = (
+    *("like", "name", "memory", "memory_bandwidth", "peak_flops", "launch", "backward_launch"),
+    *("matrix_efficiency", "memory_efficiency", "matrix_padding", "source"),
+)
 MAX_PER_NODE = 1024
 _KINDS = (*LEVEL_KINDS, "nvswitch")
 _DEFAULT_INTRA_LATENCY_NS = 3_000
@@ -51,29 +60,37 @@ def read_device(entry: Entry) -> tuple[Device, CatalogueEntry | None]:
         except ClusterError as error:
             raise ClusterError(f"{entry.place}: {entry.path}: {error.message}", hint=error.hint) from error
         return found.device, found
-    keys = entry.mapping(
-        (
-            "name",
-            "memory",
-            "memory_bandwidth",
-            "peak_flops",
-            "launch",
-            "matrix_efficiency",
-            "memory_efficiency",
-            "source",
-        )
-    )
-    device = Device(
-        name=required(entry, keys, "name").text(),
-        memory_bytes=required(entry, keys, "memory").quantity(MEMORY),
-        memory_bandwidth_bytes_per_s=required(entry, keys, "memory_bandwidth").quantity(BANDWIDTH),
-        peak_flops=_peaks(required(entry, keys, "peak_flops")),
-        launch_ns=keys["launch"].quantity(TIME) if "launch" in keys else DEFAULT_LAUNCH_NS,
-        matrix_efficiency_permille=_efficiency(keys, "matrix_efficiency", DEFAULT_MATRIX_EFFICIENCY_PERMILLE),
-        memory_efficiency_permille=_efficiency(keys, "memory_efficiency", DEFAULT_MEMORY_EFFICIENCY_PERMILLE),
-        source=keys["source"].text() if "source" in keys else "",
-    )
-    return device, None
+    keys = entry.mapping(_DEVICE_KEYS)
+    if "like" in keys:
+        device, known = read_device(keys["like"])
+        return replace(device, **_given(entry, keys, device.peak_flops)), known
+    for key in ("name", "memory", "memory_bandwidth", "peak_flops"):
+        required(entry, keys, key)
+    return Device(**_given(entry, keys, {})), None
+
+
+def _given(entry: Entry, keys: Mapping[str, Entry], peaks: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of a device that a mapping gives."""
+    found: dict[str, Any] = {}
+    if "name" in keys:
+        found["name"] = keys["name"].text()
+    if "memory" in keys:
+        found["memory_bytes"] = keys["memory"].quantity(MEMORY)
+    if "memory_bandwidth" in keys:
+        found["memory_bandwidth_bytes_per_s"] = keys["memory_bandwidth"].quantity(BANDWIDTH)
+    if "peak_flops" in keys:
+        found["peak_flops"] = {**peaks, **_peaks(keys["peak_flops"])}
+    for key in ("launch", "backward_launch"):
+        if key in keys:
+            found[f"{key}_ns"] = keys[key].quantity(TIME)
+    for key in ("matrix_efficiency", "memory_efficiency"):
+        if key in keys:
+            found[f"{key}_permille"] = keys[key].permille(1, 1000)
+    if "matrix_padding" in keys:
+        found["matrix_padding"] = keys["matrix_padding"].count(MAX_PADDING)
+    if "source" in keys:
+        found["source"] = keys["source"].text()
+    return found
 
 
 def _peaks(entry: Entry) -> dict[str, int]:
@@ -83,13 +100,9 @@ def _peaks(entry: Entry) -> dict[str, int]:
     return {dtype: keys[dtype].quantity(PEAK) for dtype in PEAK_DTYPES if dtype in keys}
 
 
-def _efficiency(keys: Mapping[str, Entry], key: str, default: int) -> int:
-    return keys[key].permille(1, 1000) if key in keys else default
-
-
 def intra_level(entry: Entry | None, size: int, known: CatalogueEntry | None, file: str) -> Level:
     """Level 0, from the key ``intra_node`` and the catalogue."""
-    keys = entry.mapping(("kind", "bandwidth", "latency")) if entry is not None else {}
+    keys = entry.mapping(("kind", "bandwidth", "latency", *_NODE_KEYS, "paces")) if entry is not None else {}
     if known is None and "bandwidth" not in keys:
         raise ClusterError(
             f"{entry.place if entry else file}: intra_node.bandwidth: missing, and the device is not in the catalogue",
@@ -109,7 +122,50 @@ def intra_level(entry: Entry | None, size: int, known: CatalogueEntry | None, fi
         else known.intra_latency_ns
         if known
         else _DEFAULT_INTRA_LATENCY_NS,
+        **_node_links(keys, known),
     )
+
+
+def _node_links(keys: Mapping[str, Entry], known: CatalogueEntry | None) -> dict[str, Any]:
+    """What only links inside a node have; the catalogue's, unless another kind or bandwidth is given."""
+    found: dict[str, Any] = {}
+    if known is not None and "kind" not in keys and "bandwidth" not in keys:
+        found["group_bandwidths"] = known.intra_group_bandwidths
+        found["exchange_bandwidths"] = known.intra_exchange_bandwidths
+    if known is not None and "kind" not in keys:
+        found["reduces"] = known.intra_reduces
+    for key in ("group_bandwidths", "exchange_bandwidths"):
+        if key in keys:
+            found[key] = _by_size(keys[key])
+    if "reduces" in keys:
+        found["reduces"] = keys["reduces"].text(("true", "false")) == "true"
+    if "host_bandwidth" in keys:
+        found["host_bandwidth_bytes_per_s"] = keys["host_bandwidth"].quantity(BANDWIDTH)
+    return {**found, **_own_paces(keys)}
+
+
+def _by_size(entry: Entry) -> tuple[tuple[int, int], ...]:
+    """Bandwidths by group size."""
+    found: dict[int, int] = {}
+    for text, (at_key, value) in entry.entries("a mapping from group size to bandwidth, as {2: 25 GB/s}").items():
+        if not text.isdecimal() or not 2 <= int(text) <= MAX_PER_NODE:
+            at_key.fail(f"{text!r} found, expected a group size from 2 to {MAX_PER_NODE}")
+        found[int(text)] = value.quantity(BANDWIDTH)
+    return tuple(sorted(found.items()))
+
+
+def _own_paces(keys: Mapping[str, Entry]) -> dict[str, Any]:
+    """The key ``paces`` of a link."""
+    if "paces" not in keys:
+        return {}
+    found: dict[str, Pace] = {}
+    for name, entry in keys["paces"].mapping(ALGORITHMS).items():
+        given = entry.mapping(("efficiency", "latency"))
+        found[name] = Pace(
+            efficiency_permille=given["efficiency"].permille(1, 1000) if "efficiency" in given else 1000,
+            latency_ns=given["latency"].quantity(TIME) if "latency" in given else 0,
+        )
+    return {"paces": tuple(sorted(found.items()))}
 
 
 def inter_level(entry: Entry | None, size: int, per_node: int, known: CatalogueEntry | None, file: str) -> Level:
@@ -138,7 +194,14 @@ def inter_level(entry: Entry | None, size: int, per_node: int, known: CatalogueE
         oversubscription_permille=(
             keys["oversubscription"].permille(1000, 1_000_000) if "oversubscription" in keys else 1000
         ),
+        **_network_links(keys),
     )
+
+
+def _network_links(keys: Mapping[str, Entry]) -> dict[str, Any]:
+    """What only links between nodes have, and paces."""
+    transport = {"transport": keys["transport"].text(TRANSPORTS)} if "transport" in keys else {}
+    return {**transport, **_own_paces(keys)}
 
 
 def nics_per_node(keys: Mapping[str, Entry], per_node: int, known: CatalogueEntry | None) -> int:
@@ -172,9 +235,12 @@ def read_levels(document: Entry, keys: Mapping[str, Entry]) -> tuple[Level, ...]
 
 
 def _level(entry: Entry, index: int) -> Level:
-    keys = entry.mapping(("name", "size", "kind", "bandwidth", "latency", "nics", "oversubscription"))
+    keys = entry.mapping((*_LEVEL_KEYS, *_NODE_KEYS))
     if index == 0 and "nics" in keys:
         keys["nics"].fail("level 0 joins devices, which have one link each; expected no such key")
+    for key in _NODE_KEYS if index > 0 else ("transport",):
+        if key in keys:
+            keys[key].fail(f"level 0 joins devices, this is level {index}; expected no such key")
     return Level(
         name=keys["name"].text() if "name" in keys else ("node" if index == 0 else f"level{index}"),
         size=required(entry, keys, "size").count(MAX_DEVICES),
@@ -185,4 +251,5 @@ def _level(entry: Entry, index: int) -> Level:
         oversubscription_permille=(
             keys["oversubscription"].permille(1000, 1_000_000) if "oversubscription" in keys else 1000
         ),
+        **(_node_links(keys, None) if index == 0 else _network_links(keys)),
     )

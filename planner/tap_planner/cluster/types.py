@@ -12,10 +12,15 @@ from tap_planner.errors import ClusterError
 
 LEVEL_KINDS = ("switch", "ring", "mesh", "pcie")
 LIBRARIES = ("nccl", "rccl", "gloo")
+ALGORITHMS = ("ring", "tree", "hierarchical", "nvls", "pairwise", "direct")
+"""Of collectives, as plans and paces name them; ``cost.collectives`` says what each is."""
+TRANSPORTS = ("infiniband", "ethernet", "efa")
+"""What carries the traffic between nodes, where that is known."""
 PEAK_DTYPES = ("float64", "float32", "tensorfloat32", "float16", "bfloat16", "float8", "float4", "int8")
 
 DEFAULT_LAUNCH_NS = 5_000
-"""Floor of a GPU operator's time in eager mode; an assumption until it is measured."""
+"""Floor of an operator's time on a device that a cluster.yaml describes without saying; an assumption. Those of the
+catalogue's devices are fitted (docs/cost-model.md)."""
 DEFAULT_MATRIX_EFFICIENCY_PERMILLE = 650
 """Share of the dense peak that large matrix products reach. Megatron-LM reports 44-52 % of peak for whole steps
 with communication and bubbles (Narayanan et al., SC'21, table 1) and up to 56 % model FLOPs utilisation
@@ -24,6 +29,8 @@ DEFAULT_MEMORY_EFFICIENCY_PERMILLE = 800
 """Share of the memory bandwidth that streaming kernels reach; an assumption until it is measured."""
 MAX_DEVICES = 1 << 20
 """Largest cluster that is read; more is taken for a slip."""
+MAX_PADDING = 1024
+"""Largest multiple that sides of matrix products are filled up to; more is taken for a slip."""
 STAND_INS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "float64": (("float64", 1), ("float32", 2)),
     "float32": (("float32", 1), ("tensorfloat32", 1)),
@@ -44,13 +51,22 @@ class Device:
     peak_flops: Mapping[str, int] = field(hash=False)
     """Dense peak in FLOP/s by element type (``float32``, ``tensorfloat32``, ``bfloat16``, ...)."""
     launch_ns: int = DEFAULT_LAUNCH_NS
-    """Floor of every operator's time."""
+    """Floor of every operator's time forward: what the host takes to launch it."""
+    backward_launch_ns: int | None = None
+    """The same backward, where automatic differentiation launches several kernels; None: as forward."""
     matrix_efficiency_permille: int = DEFAULT_MATRIX_EFFICIENCY_PERMILLE
     """Share of the peak that matrix products reach."""
     memory_efficiency_permille: int = DEFAULT_MEMORY_EFFICIENCY_PERMILLE
     """Share of the memory bandwidth that other operators reach."""
+    matrix_padding: int = 1
+    """Rows, columns and terms of matrix products are computed in multiples of this many."""
     source: str = ""
     """Where the figures come from."""
+
+    @property
+    def backward_floor_ns(self) -> int:
+        """Floor of every operator's time backward."""
+        return self.launch_ns if self.backward_launch_ns is None else self.backward_launch_ns
 
     def serving_peak(self, dtype: str) -> tuple[str, int] | None:
         """(element type whose peak serves ``dtype``, FLOP/s), see ``STAND_INS``; None where the device has none."""
@@ -58,6 +74,20 @@ class Device:
             if known in self.peak_flops:
                 return known, self.peak_flops[known] // divisor
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How near an algorithm comes to the links of a level."""
+
+    efficiency_permille: int = 1000
+    """Share of the bandwidth that it reaches with large payloads."""
+    latency_ns: int = 0
+    """What each of its steps takes beside the latency of the link: protocol, synchronisation, the library's kernels."""
+
+
+USUAL_PACE = Pace()
+"""The whole bandwidth, and the latency of the link alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +108,29 @@ class Level:
     """Links per child; always 1 at level 0, whose children are devices."""
     oversubscription_permille: int = 1000
     """1000 is a full-bisection network; 2000 halves what each child can use when all speak."""
+    reduces: bool = False
+    """Whether the switch itself sums what passes (NVLink SHARP); level 0 only."""
+    host_bandwidth_bytes_per_s: int | None = None
+    """What may pass between all children of one domain per second, where it all goes through one host (PCIe)."""
+    group_bandwidths: tuple[tuple[int, int], ...] = ()
+    """(group size, what a device of such a group may send per second along rings), where it depends on the size
+    (hybrid cube mesh); ascending. Sizes between take the next smaller entry's. Level 0 only."""
+    exchange_bandwidths: tuple[tuple[int, int], ...] = ()
+    """The same where every device sends to every other (all_to_all); empty: as along rings."""
+    transport: str = ""
+    """One of ``TRANSPORTS``, or nothing; it tells which paces are usual. Not at level 0."""
+    paces: tuple[tuple[str, Pace], ...] = ()
+    """By algorithm, sorted; those that are not named have ``USUAL_PACE``."""
+
+    def pace(self, algorithm: str) -> Pace:
+        """Pace of an algorithm."""
+        return next((pace for name, pace in self.paces if name == algorithm), USUAL_PACE)
+
+    def device_bandwidth(self, peers: int, *, exchange: bool = False) -> int:
+        """What one child may send per second in a group of ``peers`` children (over one of its links)."""
+        table = (self.exchange_bandwidths if exchange else ()) or self.group_bandwidths
+        smaller = [bandwidth for size, bandwidth in table if size <= peers]
+        return smaller[-1] if smaller else self.bandwidth_bytes_per_s
 
     @property
     def child_bandwidth_bytes_per_s(self) -> int:
@@ -119,6 +172,8 @@ class Cluster:
     levels: tuple[Level, ...]
     reserved_memory_bytes: int = 0
     """Memory of each device that the plan may not use."""
+    collective_launch_ns: int = 0
+    """What every collective takes before anything is sent."""
     node_groups: tuple[NodeGroup, ...] = ()
     """Two or more, where nodes are unlike; else empty."""
 
@@ -176,6 +231,8 @@ class Cluster:
         }
         if self.reserved_memory_bytes:
             document["reserved_memory_bytes"] = self.reserved_memory_bytes
+        if self.collective_launch_ns:
+            document["collective_launch_ns"] = self.collective_launch_ns
         if self.node_groups:
             document["node_groups"] = [_group_to_json(group) for group in self.node_groups]
         return document
@@ -195,6 +252,7 @@ class Cluster:
             device=_device_from_json(record.record("device")),
             levels=tuple(_level_from_json(level) for level in levels),
             reserved_memory_bytes=record.integer("reserved_memory_bytes", default=0, least=0),
+            collective_launch_ns=record.integer("collective_launch_ns", default=0, least=0),
             node_groups=tuple(_group_from_json(group) for group in record.records("node_groups"))
             if "node_groups" in record.values
             else (),
@@ -234,6 +292,8 @@ def slowest_device(devices: Sequence[Device]) -> Device:
         // memory,
         peak_flops=peaks,
         launch_ns=max(device.launch_ns for device in devices),
+        backward_launch_ns=max(device.backward_floor_ns for device in devices),
+        matrix_padding=max(device.matrix_padding for device in devices),
         matrix_efficiency_permille=matrix,
         memory_efficiency_permille=memory,
         source="the least of each figure, for equal parts on unlike devices",
@@ -263,16 +323,22 @@ def _group_from_json(record: _Record) -> NodeGroup:
 
 
 def _device_to_json(device: Device) -> dict[str, object]:
-    return {
+    document: dict[str, object] = {
         "name": device.name,
         "memory_bytes": device.memory_bytes,
         "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
         "peak_flops": {dtype: device.peak_flops[dtype] for dtype in PEAK_DTYPES if dtype in device.peak_flops},
         "launch_ns": device.launch_ns,
+    }
+    if device.backward_launch_ns is not None:
+        document["backward_launch_ns"] = device.backward_launch_ns
+    document |= {
         "matrix_efficiency_permille": device.matrix_efficiency_permille,
         "memory_efficiency_permille": device.memory_efficiency_permille,
-        "source": device.source,
     }
+    if device.matrix_padding != 1:
+        document["matrix_padding"] = device.matrix_padding
+    return {**document, "source": device.source}
 
 
 def _level_to_json(level: Level, index: int) -> dict[str, object]:
@@ -282,6 +348,20 @@ def _level_to_json(level: Level, index: int) -> dict[str, object]:
     document |= {"bandwidth_bytes_per_s": level.bandwidth_bytes_per_s, "latency_ns": level.latency_ns}
     if level.oversubscription_permille != 1000:
         document["oversubscription_permille"] = level.oversubscription_permille
+    if level.transport:
+        document["transport"] = level.transport
+    if level.reduces:
+        document["reduces"] = True
+    if level.host_bandwidth_bytes_per_s is not None:
+        document["host_bandwidth_bytes_per_s"] = level.host_bandwidth_bytes_per_s
+    for key, table in (("group", level.group_bandwidths), ("exchange", level.exchange_bandwidths)):
+        if table:
+            document[f"{key}_bandwidths_bytes_per_s"] = {str(size): bandwidth for size, bandwidth in table}
+    if level.paces:
+        document["paces"] = {
+            name: {"efficiency_permille": pace.efficiency_permille, "latency_ns": pace.latency_ns}
+            for name, pace in level.paces
+        }
     return document
 
 
@@ -293,6 +373,10 @@ def _device_from_json(record: _Record) -> Device:
         memory_bandwidth_bytes_per_s=record.integer("memory_bandwidth_bytes_per_s"),
         peak_flops={dtype: peaks.integer(dtype) for dtype in PEAK_DTYPES if dtype in peaks.values},
         launch_ns=record.integer("launch_ns", default=DEFAULT_LAUNCH_NS, least=0),
+        backward_launch_ns=record.integer("backward_launch_ns", least=0)
+        if "backward_launch_ns" in record.values
+        else None,
+        matrix_padding=record.integer("matrix_padding", default=1, most=MAX_PADDING),
         matrix_efficiency_permille=record.integer(
             "matrix_efficiency_permille", default=DEFAULT_MATRIX_EFFICIENCY_PERMILLE, most=1000
         ),
@@ -312,6 +396,28 @@ def _level_from_json(record: _Record) -> Level:
         latency_ns=record.integer("latency_ns", least=0),
         nics=record.integer("nics", default=1),
         oversubscription_permille=record.integer("oversubscription_permille", default=1000, least=1000),
+        transport=record.text("transport", TRANSPORTS) if "transport" in record.values else "",
+        reduces=record.values.get("reduces") is True,
+        host_bandwidth_bytes_per_s=record.integer("host_bandwidth_bytes_per_s")
+        if "host_bandwidth_bytes_per_s" in record.values
+        else None,
+        group_bandwidths=record.table("group_bandwidths_bytes_per_s"),
+        exchange_bandwidths=record.table("exchange_bandwidths_bytes_per_s"),
+        paces=_paces_from_json(record.record("paces")) if "paces" in record.values else (),
+    )
+
+
+def _paces_from_json(record: _Record) -> tuple[tuple[str, Pace], ...]:
+    found = {name: record.record(name) for name in record.values if isinstance(name, str)}
+    return tuple(
+        (
+            name,
+            Pace(
+                efficiency_permille=found[name].integer("efficiency_permille", default=1000, most=1000),
+                latency_ns=found[name].integer("latency_ns", default=0, least=0),
+            ),
+        )
+        for name in sorted(found)
     )
 
 
@@ -352,3 +458,11 @@ class _Record:
         if not isinstance(value, list | tuple):
             raise ClusterError(f"{self.path}.{key}: {value!r}, expected a list")
         return tuple(_Record(item, f"{self.path}.{key}[{index}]") for index, item in enumerate(value))
+
+    def table(self, key: str) -> tuple[tuple[int, int], ...]:
+        """Values by whole numbers, ascending; none where the key is missing."""
+        if key not in self.values:
+            return ()
+        record = self.record(key)
+        sizes = {int(name): name for name in record.values if isinstance(name, str) and name.isdecimal()}
+        return tuple((size, record.integer(sizes[size])) for size in sorted(sizes))

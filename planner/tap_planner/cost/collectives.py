@@ -11,7 +11,9 @@ number of ranks, r_l the peers of a group at level l, h_l the hops of a ring at 
     hierarchical   all_reduce      sum over l of 2 (r_l - 1) a_l + 2 (r_l-1)/r_l S c_l/U_l
                    all_gather,     half of it
                    reduce_scatter
-    tree           all_reduce      2 sum(ceil(log2 r_l) a_l) + 2 S max(c_l/U_l)    (double binary trees)
+    tree           all_reduce      2 sum(ceil(log2 r_l) a_l) + S max(t_l c_l/U_l)  (double binary trees)
+    nvls           all_reduce      2 a_0 + S/U_0 inside a node; across k nodes
+                                   2 a_0 + 2 ceil(log2 k) a_1 + S max(1/U_0, t_1 c_1/U_1)
     pairwise       all_to_all      sum of a_l over the n - 1 peers, by the level that parts them
                                    + S/n max(pairs_l/U_l)
     direct         send_recv,      max(a_l) + S max(c_l/U_l)
@@ -23,8 +25,18 @@ Ring and recursive forms: Thakur, Rabenseifner, Gropp, "Optimization of Collecti
 2009, as in NCCL 2.4. Hierarchical: reduce-scatter inside, all-reduce of S/g across by g concurrent lanes, all-gather
 inside; the lanes of one group together move what one lane with S would. It needs groups that lie evenly on the nodes.
 Latency per level as in NCCL's src/graph/tuning.cc: a ring pays the network only where it changes the node.
+Trees: between nodes half of the data has its root on each side, so t_l = 2 (r_l-1)/r_l; inside a node they are chains
+whose inner members send up and down, t_0 = 2, of two members 1.
+nvls: where the switch of the node sums (NVLink SHARP; NCCL 2.17), each device sends its tensor once. Across nodes the
+sums of the nodes go through trees meanwhile (NCCL's NVLSTree).
+
+Every call takes ``Cluster.collective_launch_ns`` besides. How near an algorithm comes to a level's links is that
+level's ``Pace`` of it: U_l is multiplied by its efficiency, a_l grows by its latency.
 
 On a ``mesh`` level a group of r of the m devices only uses its own links, (r - 1)/(m - 1) of a device's bandwidth.
+Where a level says what a device sends in groups of each size (hybrid cube mesh), that is U_0: see
+``Level.device_bandwidth``. Where all traffic of a node passes its host (PCIe without peer access), U_0 is at most the
+host's bandwidth by the number of devices: all of them speak at once.
 On unlike nodes U_l and a_l are those of each node that a group touches, the slowest of them counting; groups of
 different kinds choose their algorithms by themselves, and the slowest group is the cost.
 gloo has rings only, and its reduce_scatter is an all_reduce of which each rank keeps a part (measured: as many bytes).
@@ -55,7 +67,7 @@ class CollectiveCost:
 
     ns: int
     algorithm: str
-    """``ring``, ``tree``, ``hierarchical``, ``pairwise``, ``direct``; ``none`` where nothing is sent."""
+    """``ring``, ``tree``, ``hierarchical``, ``nvls``, ``pairwise``, ``direct``; ``none`` where nothing is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +105,13 @@ class CollectiveModel:
         self.mesh = mesh
         self._shapes: dict[tuple[int, ...], tuple[GroupShape, ...]] = {}
         self._choices: dict[tuple[str, tuple[int, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
+
+    def on_links(self, cluster: Cluster) -> CollectiveModel:
+        """The same groups on links of other figures; ``cluster`` differs from this model's in those only."""
+        model = CollectiveModel.__new__(CollectiveModel)
+        model.cluster, model.mesh = cluster, self.mesh
+        model._shapes, model._choices = self._shapes, {}
+        return model
 
     def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
         """Cost of the cheapest algorithm that the library has (ties: the first of ``choices``), for the slowest group.
@@ -181,36 +200,92 @@ class CollectiveModel:
 def _lines(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
     if shape.num_ranks == 1:
         return []
+    launch_ns = cluster.collective_launch_ns
+    return [(name, launch_ns + alpha, rate) for name, alpha, rate in _sent(kind, cluster, shape)]
+
+
+def _sent(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
+    """The algorithms that the library has, without the launch of the call."""
     if kind == "all_to_all":
-        return [_pairwise(cluster, shape)]
+        return [_pairwise(_Links(cluster, "pairwise", exchange=True), shape)]
     if kind in ("send_recv", "halo_exchange", "ring_exchange"):
-        latency = max(_latency(cluster, share) for share in shape.shares if share.is_used)
-        return [("direct", latency, _bottleneck(cluster, shape, True))]
+        links = _Links(cluster, "direct", pair=True)
+        latency = max(links.latency(share) for share in shape.shares if share.is_used)
+        return [("direct", latency, links.bottleneck(shape))]
+    ring = _Links(cluster, "ring")
     if kind == "broadcast":
-        return [("ring", _ring_latency(cluster, shape), _bottleneck(cluster, shape))]
+        return [("ring", ring.around(shape), ring.bottleneck(shape))]
     gloo = cluster.library == "gloo"
     passes = 2 if kind == "all_reduce" or (gloo and kind == "reduce_scatter") else 1
-    lines = [_ring(cluster, shape, passes)]
-    if not gloo and kind == "all_reduce":
-        lines.append(_tree(cluster, shape))
-    if not gloo and shape.uniform and sum(shares[0].peers > 1 for shares in shape.by_level) > 1:
-        lines.append(_hierarchical(cluster, shape, passes))
+    lines = [_ring(ring, shape, passes)]
+    if gloo:
+        return lines
+    if kind == "all_reduce":
+        lines.append(_tree(_Links(cluster, "tree"), shape))
+    if shape.uniform and sum(shares[0].peers > 1 for shares in shape.by_level) > 1:
+        lines.append(_hierarchical(_Links(cluster, "hierarchical"), shape, passes))
+    if kind == "all_reduce" and _sums_in_switches(cluster, shape):
+        lines.append(_nvls(_Links(cluster, "nvls"), shape))
     return lines
 
 
-def _ring(cluster: Cluster, shape: GroupShape, passes: int) -> _Line:
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """The links of a cluster at the pace of one algorithm."""
+
+    cluster: Cluster
+    algorithm: str
+    pair: bool = False
+    """Only two peers speak at a time, which on a mesh is one link."""
+    exchange: bool = False
+    """Every rank sends to every other."""
+
+    def latency(self, share: LevelShare) -> int:
+        """Nanoseconds of one step."""
+        level = self.cluster.link(share.level, share.group)
+        return level.latency_ns + level.pace(self.algorithm).latency_ns
+
+    def around(self, shape: GroupShape) -> int:
+        """Latency of a whole ring."""
+        return sum(share.hops * self.latency(share) for share in shape.shares)
+
+    def bottleneck(self, shape: GroupShape) -> Fraction:
+        """Nanoseconds per byte of the slowest level, with all groups speaking."""
+        return max(share.sharing * self.ns_per_byte(share) for share in shape.shares if share.is_used)
+
+    def ns_per_byte(self, share: LevelShare) -> Fraction:
+        """Nanoseconds per byte that leaves one child."""
+        level = self.cluster.link(share.level, share.group)
+        bandwidth = level.device_bandwidth(2 if self.pair else share.peers, exchange=self.exchange)
+        ns_per_byte = Fraction(_NS_PER_S * level.oversubscription_permille, 1000 * level.nics * bandwidth)
+        if level.kind == "mesh" and share.level == 0 and share.peers > 1 and not level.group_bandwidths:
+            ns_per_byte *= Fraction(level.size - 1, 1 if self.pair else share.peers - 1)
+        if share.level == 0 and level.host_bandwidth_bytes_per_s is not None:
+            ns_per_byte = max(ns_per_byte, Fraction(_NS_PER_S * level.size, level.host_bandwidth_bytes_per_s))
+        return ns_per_byte * Fraction(1000, level.pace(self.algorithm).efficiency_permille)
+
+
+def _ring(links: _Links, shape: GroupShape, passes: int) -> _Line:
     share_sent = Fraction(shape.num_ranks - 1, shape.num_ranks)
-    return "ring", passes * _ring_latency(cluster, shape), passes * share_sent * _bottleneck(cluster, shape)
+    return "ring", passes * links.around(shape), passes * share_sent * links.bottleneck(shape)
 
 
-def _tree(cluster: Cluster, shape: GroupShape) -> _Line:
+def _tree(links: _Links, shape: GroupShape) -> _Line:
     depth_latency = sum(
-        max((share.peers - 1).bit_length() * _latency(cluster, share) for share in shares) for shares in shape.by_level
+        max((share.peers - 1).bit_length() * links.latency(share) for share in shares) for shares in shape.by_level
     )
-    return "tree", 2 * depth_latency, 2 * _bottleneck(cluster, shape)
+    rate = max(_tree_share(share) * share.sharing * links.ns_per_byte(share) for share in shape.shares if share.is_used)
+    return "tree", 2 * depth_latency, rate
 
 
-def _hierarchical(cluster: Cluster, shape: GroupShape, passes: int) -> _Line:
+def _tree_share(share: LevelShare) -> Fraction:
+    """What leaves a child in a double binary tree, of the payload."""
+    if share.level == 0:
+        return Fraction(2 if share.peers > 2 else 1)
+    return Fraction(2 * (share.peers - 1), share.peers)
+
+
+def _hierarchical(links: _Links, shape: GroupShape, passes: int) -> _Line:
     """One phase per level; a phase between outer domains also passes the links of the levels in between."""
     alpha, rate = 0, Fraction(0)
     levels = shape.by_level
@@ -219,11 +294,11 @@ def _hierarchical(cluster: Cluster, shape: GroupShape, passes: int) -> _Line:
         lanes = _members_of_child(levels, index)
         passed = [index, *(below for below in range(index) if levels[below][0].level > 0)]
         slowest = max(
-            Fraction(_members_of_child(levels, below), lanes) * share.sharing * _ns_per_byte(cluster, share)
+            Fraction(_members_of_child(levels, below), lanes) * share.sharing * links.ns_per_byte(share)
             for below in passed
             for share in levels[below]
         )
-        alpha += passes * (peers - 1) * max(_latency(cluster, share) for share in shares)
+        alpha += passes * (peers - 1) * max(links.latency(share) for share in shares)
         rate += passes * Fraction(peers - 1, peers) * slowest
     return "hierarchical", alpha, rate
 
@@ -232,41 +307,37 @@ def _members_of_child(levels: Sequence[Sequence[LevelShare]], index: int) -> int
     return levels[index - 1][0].members if index else 1
 
 
-def _pairwise(cluster: Cluster, shape: GroupShape) -> _Line:
+def _sums_in_switches(cluster: Cluster, shape: GroupShape) -> bool:
+    """Whether the groups hold several devices of nodes whose switches sum, and lie evenly on them."""
+    inside = [share for share in shape.shares if share.level == 0]
+    return (
+        shape.uniform
+        and len(shape.by_level) <= 2
+        and bool(inside)
+        and all(share.peers > 1 and cluster.link(0, share.group).reduces for share in inside)
+    )
+
+
+def _nvls(links: _Links, shape: GroupShape) -> _Line:
+    """Inside a node the switch sums; the sums of nodes go through trees of nodes meanwhile."""
+    devices = [share for share in shape.shares if share.level == 0]
+    nodes = [share for share in shape.shares if share.level > 0]
+    alpha = 2 * max(links.latency(share) for share in devices)
+    inside = max(links.ns_per_byte(share) for share in devices)
+    if not nodes:
+        return "nvls", alpha, inside
+    alpha += 2 * (nodes[0].peers - 1).bit_length() * max(links.latency(share) for share in nodes)
+    between = max(_tree_share(share) * share.sharing * links.ns_per_byte(share) for share in nodes)
+    return "nvls", alpha, max(inside, between)
+
+
+def _pairwise(links: _Links, shape: GroupShape) -> _Line:
     alpha, rate = 0, Fraction(0)
     for shares in shape.by_node_group:
         latency, inner_members = 0, 1
         for share in shares:
-            latency += (share.members - inner_members) * _latency(cluster, share)
+            latency += (share.members - inner_members) * links.latency(share)
             inner_members = share.members
-            rate = max(rate, Fraction(share.pairs, shape.num_ranks) * _ns_per_byte(cluster, share))
+            rate = max(rate, Fraction(share.pairs, shape.num_ranks) * links.ns_per_byte(share))
         alpha = max(alpha, latency)
     return "pairwise", alpha, rate
-
-
-def _latency(cluster: Cluster, share: LevelShare) -> int:
-    return cluster.link(share.level, share.group).latency_ns
-
-
-def _ring_latency(cluster: Cluster, shape: GroupShape) -> int:
-    return sum(share.hops * _latency(cluster, share) for share in shape.shares)
-
-
-def _bottleneck(cluster: Cluster, shape: GroupShape, pair: bool = False) -> Fraction:
-    """Nanoseconds per byte of the slowest level, with all groups speaking."""
-    return max(share.sharing * _ns_per_byte(cluster, share, pair) for share in shape.shares if share.is_used)
-
-
-def _ns_per_byte(cluster: Cluster, share: LevelShare, pair: bool = False) -> Fraction:
-    """Nanoseconds per byte that leaves one child.
-
-    Args:
-        cluster: the topology.
-        share: what the groups use of the level.
-        pair: only two peers speak at a time, which on a mesh is one link.
-    """
-    level = cluster.link(share.level, share.group)
-    ns_per_byte = Fraction(_NS_PER_S * level.oversubscription_permille, 1000 * level.nics * level.bandwidth_bytes_per_s)
-    if level.kind == "mesh" and share.level == 0 and share.peers > 1:
-        ns_per_byte *= Fraction(level.size - 1, 1 if pair else share.peers - 1)
-    return ns_per_byte

@@ -1,6 +1,7 @@
-"""Roofline times of operators: FLOPs over the matrix units' rate, bytes over the memory's, and a launch floor.
+"""Roofline times of operators: FLOPs over the matrix units' rate, bytes over the memory's, or the launch's floor.
 
-Roofline: Williams, Waterman, Patterson, CACM 52(4), 2009.
+Roofline: Williams, Waterman, Patterson, CACM 52(4), 2009. The host launches operators while the device works on those
+before: the slower of the two counts, not their sum (docs/cost-model.md, with measured steps).
 """
 
 from __future__ import annotations
@@ -117,19 +118,26 @@ class ComputeModel:
         """Bytes of ``num_elements`` of ``dtype``; types under a byte are packed and the last byte is filled up."""
         return -(-num_elements * element_bits(dtype, self.precision) // 8)
 
-    def time_ns(self, flops: int, num_bytes: int, kind: ComputeKind) -> int:
-        """Launch floor + the larger of FLOPs and bytes over what the device reaches; 0 for views and empty work."""
+    def floor_ns(self, *, backward: bool = False) -> int:
+        """What any operator takes at least."""
+        return self.device.backward_floor_ns if backward else self.device.launch_ns
+
+    def time_ns(self, flops: int, num_bytes: int, kind: ComputeKind, *, backward: bool = False) -> int:
+        """The largest of launch, FLOPs and bytes over what the device reaches; 0 for views and empty work."""
         if kind is ComputeKind.VIEW or (flops == 0 and num_bytes == 0):
             return 0
-        return self.device.launch_ns + ceil_ns(max(flops * self._ns_per_flop, num_bytes * self._ns_per_byte))
+        ns = ceil_ns(max(flops * self._ns_per_flop, num_bytes * self._ns_per_byte))
+        return max(ns, self.floor_ns(backward=backward))
 
-    def times_ns(self, flops: np.ndarray, num_bytes: np.ndarray, kind: ComputeKind) -> np.ndarray:
+    def times_ns(
+        self, flops: np.ndarray, num_bytes: np.ndarray, kind: ComputeKind, *, backward: bool = False
+    ) -> np.ndarray:
         """``time_ns`` elementwise: int64 arrays of one shape to an int64 array of that shape."""
         flops, num_bytes = np.broadcast_arrays(np.asarray(flops, np.int64), np.asarray(num_bytes, np.int64))
         if kind is ComputeKind.VIEW:
             return np.zeros(flops.shape, dtype=np.int64)
         ns = ceil_ns_array(np.maximum(flops * self._ns_per_flop, num_bytes * self._ns_per_byte))
-        return np.where((flops == 0) & (num_bytes == 0), 0, ns + self.device.launch_ns)
+        return np.where((flops == 0) & (num_bytes == 0), 0, np.maximum(ns, self.floor_ns(backward=backward)))
 
 
 def _peak(device: Device, precision: str) -> tuple[str, int]:

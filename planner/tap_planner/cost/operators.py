@@ -46,5 +46,5 @@ def operator_times_ns(
     )
     return (
         compute.time_ns(work.forward_flops, work.forward_bytes, record.kind),
-        compute.time_ns(work.backward_flops, work.backward_bytes, record.kind),
+        compute.time_ns(work.backward_flops, work.backward_bytes, record.kind, backward=True),
     )

@@ -1,8 +1,10 @@
 """Price lists: what the parts of a step cost under an objective, all in one unit.
 
 The search and the evaluator ask a price list for everything that they add up. With ``PriceList.TIME`` the unit is the
-nanosecond. With ``PriceList.VOLUME`` it is the byte that a device sends: operators and the optimizer are free, and what
-is called ``ns`` wherever prices are added up is a number of bytes.
+nanosecond. With ``PriceList.FLAT`` it is the nanosecond as well, but collectives cost what a device sends in them over
+one bandwidth, whichever links they use: what planners do that know volumes only (TAP; Alpa inside a mesh axis). With
+``PriceList.VOLUME`` it is the byte that a device sends: operators and the optimizer are free, and what is called ``ns``
+wherever prices are added up is a number of bytes.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ from tap_planner.cost.memory import optimizer_ns
 from tap_planner.operators import ComputeKind
 from tap_planner.sharding import sent_bytes
 
+_NS_PER_S = 10**9
+
 
 class PriceList(enum.Enum):
     """What is added up."""
 
     TIME = "time"
     """Nanoseconds of objective A."""
+    FLAT = "flat"
+    """Nanoseconds, with collectives priced by their volume."""
     VOLUME = "volume"
     """Bytes that one device sends in a step."""
 
@@ -66,17 +72,25 @@ def prices_of(which: PriceList, cluster: Cluster, mesh: Mesh, precision: str) ->
     """
     if which is PriceList.TIME:
         return Prices(ComputeModel(cluster.device, precision), CollectiveModel(cluster, mesh), optimizer_ns)
+    if which is PriceList.FLAT:
+        return Prices(ComputeModel(cluster.device, precision), FlatModel(cluster, mesh.shape), optimizer_ns)
     return Prices(FreeCompute(cluster.device, precision), VolumeModel(mesh.shape), _free_update)
 
 
 class FreeCompute(ComputeModel):
     """Sizes of tensors as ever; operators cost nothing."""
 
-    def time_ns(self, flops: int, num_bytes: int, kind: ComputeKind) -> int:
+    def floor_ns(self, *, backward: bool = False) -> int:
         """0"""
         return 0
 
-    def times_ns(self, flops: np.ndarray, num_bytes: np.ndarray, kind: ComputeKind) -> np.ndarray:
+    def time_ns(self, flops: int, num_bytes: int, kind: ComputeKind, *, backward: bool = False) -> int:
+        """0"""
+        return 0
+
+    def times_ns(
+        self, flops: np.ndarray, num_bytes: np.ndarray, kind: ComputeKind, *, backward: bool = False
+    ) -> np.ndarray:
         """Zeros."""
         return np.zeros(np.broadcast_shapes(np.shape(flops), np.shape(num_bytes)), dtype=np.int64)
 
@@ -105,6 +119,51 @@ class VolumeModel:
     def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> int:
         """The bytes sent: there is no latency to leave out."""
         return sent_bytes(kind, math.prod(self._mesh_shape[axis] for axis in axes), num_bytes)
+
+
+class FlatModel:
+    """The time of what one rank sends, over the one bandwidth that all devices have when all speak to all.
+
+    That is the least share of a device in any level's links. There is no latency and no algorithm.
+
+    Args:
+        cluster: the devices that the mesh uses.
+        mesh_shape: sizes of the mesh axes.
+    """
+
+    def __init__(self, cluster: Cluster, mesh_shape: Sequence[int]) -> None:
+        self._volume = VolumeModel(mesh_shape)
+        self._bandwidth = _share_of_device(cluster)
+
+    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
+        """Cost of one call.
+
+        Args:
+            kind: one of ``COLLECTIVE_KINDS``.
+            axes: indices of the mesh axes that make up the group.
+            num_bytes: logical payload.
+        """
+        ns = self.rate_ns(kind, axes, num_bytes)
+        return CollectiveCost(ns=ns, algorithm="volume" if ns else "none")
+
+    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> int:
+        """The same: there is no latency to leave out."""
+        return -(-self._volume.rate_ns(kind, axes, num_bytes) * _NS_PER_S // self._bandwidth)
+
+
+def _share_of_device(cluster: Cluster) -> int:
+    """Bytes per second."""
+    kinds = range(max(len(cluster.node_groups), 1))
+    found: list[int] = []
+    for kind in kinds:
+        devices = cluster.node_groups[kind].devices_per_node if cluster.node_groups else cluster.levels[0].size
+        found.append(cluster.link(0, kind).child_bandwidth_bytes_per_s)
+        for index in range(1, len(cluster.levels)):
+            level = cluster.link(index, kind)
+            if level.size > 1:
+                found.append(level.child_bandwidth_bytes_per_s // devices)
+            devices *= level.size
+    return max(min(found), 1)
 
 
 def _free_update(num_elements_local: int, **given: object) -> int:

@@ -61,6 +61,7 @@ from tap_planner.plan.expand import ExpandedParts, expand, expand_parts
 from tap_planner.plan.fold import fold_decisions
 from tap_planner.plan.optimizer_states import StatesChoice, StatesOutcome
 from tap_planner.plan.options import (
+    COSTS,
     LOSSES,
     MODES,
     OBJECTIVES,
@@ -80,6 +81,7 @@ from tap_planner.plan.rules import Constraint, parse_constraint, parse_rule, rep
 from tap_planner.plan.schema import schema
 
 __all__ = [
+    "COSTS",
     "FORMAT_VERSION",
     "LOSSES",
     "MEMORY_KINDS",

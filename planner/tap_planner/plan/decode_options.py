@@ -7,6 +7,7 @@ from typing import Literal, cast
 from tap_planner.errors import PlanFormatError
 from tap_planner.operators import ComputeKind, CustomRule, FactorKind, RuleProblemError, custom_rule
 from tap_planner.plan.options import (
+    COSTS,
     LOSSES,
     MODES,
     OBJECTIVES,
@@ -40,7 +41,7 @@ def options_from_json(value: Value) -> PlanOptions:
         loss=loss and loss["kind"].text(LOSSES),
         loss_output=loss and loss["output"].text(),
         objective="time" if (objective := value.get("objective")) is None else objective.text(OBJECTIVES),
-        cost=value["cost"].text(),
+        cost=value["cost"].text(COSTS),
         zero=_auto(value["zero"], most=3),
         microbatches=_auto(value["microbatches"], least=1),
         recompute=value["recompute"].text(("auto", *RECOMPUTES)),

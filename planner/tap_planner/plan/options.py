@@ -18,6 +18,7 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 LOSSES = ("mean", "sum", "cross-entropy")
 RECOMPUTES = ("none", "selective", "full")
 OBJECTIVES = ("time", "memory", "communication")
+COSTS = ("topology", "volume")
 TARGETS = ("torchtitan", "megatron", "deepspeed", "transformers")
 
 Auto = Literal["auto"]
@@ -46,7 +47,7 @@ class PlanOptions:
     """What is to be least: ``time`` (objective A), ``memory`` (per device; of the plans that need the least, the time)
     or ``communication`` (bytes that a device sends in a step)."""
     cost: str = "topology"
-    """Cost model."""
+    """How communication is priced: ``topology``, or ``volume``: what is sent over one bandwidth, for comparison."""
     zero: int | Auto = "auto"
     """ZeRO level 0 to 3."""
     microbatches: int | Auto = "auto"

@@ -192,4 +192,4 @@ def _operator_ns(signature: OperatorSignature, num_bytes: int, cluster: Cluster,
         flops * 10**12 // (compute.peak_flops_per_s * device.matrix_efficiency_permille),
         num_bytes * 10**12 // (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille),
     )
-    return 4 * (forward + device.launch_ns)
+    return 4 * (forward + max(device.launch_ns, device.backward_floor_ns))

@@ -117,7 +117,7 @@ class CostedModel:
         """The most that one table may charge, where that may be far above what solutions cost: sending as little as
         possible is sending nothing, but single steps may send all of a tensor. 0 where times are added up."""
         model = self.model
-        if model.space.price_list is PriceList.TIME:
+        if model.space.price_list is not PriceList.VOLUME:
             return 0
         parts = (model.outer, *model.links)
         terms = (*model.shared_terms, *(term for part in parts for term in part.terms))
@@ -158,10 +158,10 @@ class CostedModel:
             rerun = bool(self.model.places.rerun[key]) if Recompute.SELECTIVE in self.options(region) else False
             again = {Recompute.NONE: 0, Recompute.SELECTIVE: int(rerun), Recompute.FULL: 1}
             forwards = np.array([[1 + again[mode]] for mode in self.options(region)])
-            ns = (forwards * space.forward_ns + space.backward_ns) * self.repeat
-            if not self.has_own_graph:
-                launches = forwards * space.forward_launch_ns + space.backward_launch_ns
-                ns += launches * (self.configuration.microbatches - self.repeat)
+            if self.has_own_graph:
+                ns = (forwards * space.forward_ns + space.backward_ns) * self.repeat
+            else:
+                ns = space.least_of_step_ns(forwards, self.repeat, self.configuration.microbatches)
             if key in self.lost:
                 ns[:, self.lost[key]] = UNREACHABLE
             self._times[key] = ns

@@ -44,10 +44,27 @@ class OperatorSpace:
     """[num_strategies] compute and internal collectives of one microbatch."""
     backward_ns: np.ndarray
     """[num_strategies]"""
-    forward_launch_ns: np.ndarray
-    """[num_strategies] what of the compute does not depend on sizes."""
-    backward_launch_ns: np.ndarray
+    forward_compute_ns: np.ndarray
+    """[num_strategies] of ``forward_ns`` what is compute."""
+    backward_compute_ns: np.ndarray
     """[num_strategies]"""
+    forward_floor_ns: np.ndarray
+    """[num_strategies] least compute, however small the sizes."""
+    backward_floor_ns: np.ndarray
+    """[num_strategies]"""
+
+    def least_of_step_ns(self, forwards: np.ndarray, repeat: int, microbatches: int) -> np.ndarray:
+        """[..., num_strategies] what a step of smaller microbatches takes at least, compute and internal collectives.
+
+        Args:
+            forwards: [..., 1] how often the forward runs for each microbatch.
+            repeat: microbatches of the sizes that were priced in a step.
+            microbatches: those of the step; no fewer.
+        """
+        forward, backward = self.forward_compute_ns * repeat, self.backward_compute_ns * repeat
+        more_forward = np.maximum(forward, self.forward_floor_ns * microbatches) - forward
+        more_backward = np.maximum(backward, self.backward_floor_ns * microbatches) - backward
+        return (forwards * self.forward_ns + self.backward_ns) * repeat + forwards * more_forward + more_backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,13 +168,15 @@ class ModelSpace:
         inside = [self._internal_ns(operator, strategy) for strategy in strategies]
         inside_backward = [self._internal_ns(operator, strategy, needed) for strategy in strategies]
         forward_ns, backward_ns = times[:, 0], times[:, 1]
-        launch_ns = self.compute.device.launch_ns
+        floor_ns, backward_floor_ns = self.compute.floor_ns(), self.compute.floor_ns(backward=True)
         return OperatorSpace(
             strategies=strategies,
             forward_ns=forward_ns + np.array(inside, dtype=np.int64),
             backward_ns=backward_ns + np.array(inside_backward, dtype=np.int64),
-            forward_launch_ns=np.minimum(forward_ns, launch_ns),
-            backward_launch_ns=np.minimum(backward_ns, launch_ns),
+            forward_compute_ns=forward_ns,
+            backward_compute_ns=backward_ns,
+            forward_floor_ns=np.minimum(forward_ns, floor_ns),
+            backward_floor_ns=np.minimum(backward_ns, backward_floor_ns),
         )
 
     def _times(self, operator: Operator, strategy: Strategy, needed: tuple[bool, ...]) -> tuple[int, int]:
