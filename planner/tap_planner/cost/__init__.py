@@ -13,7 +13,8 @@ from tap_planner.cost.memory import (
     unsharded_bytes,
 )
 from tap_planner.cost.operators import operator_times_ns
-from tap_planner.cost.prices import CollectivePrices, PriceList, Prices, VolumeModel, prices_of
+from tap_planner.cost.prices import CollectivePrices, FlatModel, PriceList, Prices, VolumeModel, prices_of
+from tap_planner.cost.products import padded_points
 from tap_planner.cost.reductions import ReductionCall, reduction_calls, shard_elements
 from tap_planner.cost.rounding import to_ns
 from tap_planner.cost.unknown import UnknownOperators, unknown_operators
@@ -27,6 +28,7 @@ __all__ = [
     "CollectiveModel",
     "CollectivePrices",
     "ComputeModel",
+    "FlatModel",
     "GroupShape",
     "LevelShare",
     "ParameterBytes",
@@ -43,6 +45,7 @@ __all__ = [
     "operator_times_ns",
     "operator_work",
     "optimizer_ns",
+    "padded_points",
     "parameter_bytes",
     "parameter_memory",
     "prices_of",

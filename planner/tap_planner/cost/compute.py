@@ -160,6 +160,7 @@ def operator_work(
     output_bytes: tuple[int, ...],
     gradient_operands: int,
     gradient_bytes: int = 0,
+    points: int | None = None,
 ) -> Work:
     """FLOPs and memory traffic of an operator on one device.
 
@@ -176,10 +177,13 @@ def operator_work(
         output_bytes: local bytes of each output.
         gradient_operands: how many operands need a gradient; 0 in inference.
         gradient_bytes: local bytes of those operands.
+        points: of a contraction's loops, with what fills tiles (``padded_points``); None: the product of the factors.
     """
     if record.kind is ComputeKind.VIEW:
         return _NO_WORK
-    forward_flops, backward_flops = _flops(record, math.prod(factor_sizes), gradient_operands)
+    forward_flops, backward_flops = _flops(
+        record, math.prod(factor_sizes) if points is None else points, gradient_operands
+    )
     backward_bytes = 0
     if gradient_operands:
         reads = gradient_operands if record.kind is ComputeKind.CONTRACTION else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tap_planner.cost.compute import ComputeModel, operator_work
+from tap_planner.cost.products import padded_points
 from tap_planner.operators import OperatorSignature, record_of, rule_of
 
 
@@ -27,7 +28,8 @@ def operator_times_ns(
         output_elements: local elements of each output.
         requires_gradient: per operand, whether backward makes its gradient.
     """
-    record, layout = record_of(signature), rule_of(signature).layout
+    record, rule = record_of(signature), rule_of(signature)
+    padding = compute.device.matrix_padding
     input_bytes = tuple(
         0 if operand is None else compute.tensor_bytes(operand.dtype, count)
         for operand, count in zip(signature.inputs, input_elements, strict=True)
@@ -38,11 +40,12 @@ def operator_times_ns(
     )
     work = operator_work(
         record,
-        factor_sizes=tuple(size for index, size in enumerate(factor_sizes) if index not in layout),
+        factor_sizes=tuple(size for index, size in enumerate(factor_sizes) if index not in rule.layout),
         input_bytes=input_bytes,
         output_bytes=output_bytes,
         gradient_operands=sum(requires_gradient),
         gradient_bytes=sum(size for size, needed in zip(input_bytes, requires_gradient, strict=True) if needed),
+        points=padded_points(rule, factor_sizes, padding) if padding > 1 else None,
     )
     return (
         compute.time_ns(work.forward_flops, work.forward_bytes, record.kind),

@@ -5,13 +5,12 @@ A file of a few hundred bytes may describe 2^66 elements. Everything here is exa
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tap_planner.cluster import Cluster
-from tap_planner.cost import ComputeModel, operator_times_ns
+from tap_planner.cost import ComputeModel, operator_times_ns, padded_points
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.operators import ComputeKind, OperatorSignature, TensorType, record_of, rule_of
 from tap_planner.schedule import made_gradients
@@ -187,7 +186,8 @@ def _operator_ns(signature: OperatorSignature, num_bytes: int, cluster: Cluster,
     device = cluster.device
     flops = 0
     if record_of(signature).kind is ComputeKind.CONTRACTION:
-        flops = 4 * math.prod(factor.size for factor in rule_of(signature).factors)
+        rule = rule_of(signature)
+        flops = 4 * padded_points(rule, [factor.size for factor in rule.factors], device.matrix_padding)
     forward = max(
         flops * 10**12 // (compute.peak_flops_per_s * device.matrix_efficiency_permille),
         num_bytes * 10**12 // (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille),
