@@ -13,7 +13,7 @@ from tap_planner_cli.show_text import heading, table
 from tap_planner_cli.units import format_bytes, format_count, format_ns
 
 if TYPE_CHECKING:
-    from tap_planner.cluster import Cluster, Device, Level
+    from tap_planner.cluster import Cluster, Device, Level, Pace
 
 
 def print_cluster(console: Console, cluster: Cluster, findings: Sequence[str]) -> None:
@@ -26,6 +26,7 @@ def print_cluster(console: Console, cluster: Cluster, findings: Sequence[str]) -
         console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
         heading(console, "Levels, inner to outer")
         console.print(_level_table(cluster.levels))
+        _print_paces(console, cluster)
     heading(console, "Findings")
     for finding in findings or ("none",):
         console.print(printable(finding), soft_wrap=True)
@@ -37,9 +38,33 @@ def _device_rows(device: Device, reserved_bytes: int) -> list[tuple[str, str]]:
         ("memory", format_bytes(device.memory_bytes) + reserved),
         ("memory bandwidth", _rate(device.memory_bandwidth_bytes_per_s, "B/s")),
         *((f"peak {dtype}", _rate(peak, "FLOP/s")) for dtype, peak in device.peak_flops.items()),
-        ("launch", format_ns(device.launch_ns)),
+        ("launch", f"{format_ns(device.launch_ns)}, backward {format_ns(device.backward_floor_ns)}"),
+        ("reached", _reached(device)),
         ("source", device.source or "-"),
     ]
+
+
+def _reached(device: Device) -> str:
+    shares = (device.matrix_efficiency_permille, device.memory_efficiency_permille)
+    matrix, memory = (f"{share / 10:g}%" for share in shares)
+    padding = f", products in multiples of {device.matrix_padding}" if device.matrix_padding > 1 else ""
+    return f"{matrix} of the peak, {memory} of the memory bandwidth{padding}"
+
+
+def _print_paces(console: Console, cluster: Cluster) -> None:
+    """What each algorithm reaches of each level's links, where anything is known."""
+    from tap_planner.cluster import ALGORITHMS
+
+    if not any(level.paces for level in cluster.levels):
+        return
+    heading(console, f"Collectives ({cluster.library}): share of the links, latency of a step beside theirs")
+    names = [name for name in ALGORITHMS if any(name in dict(level.paces) for level in cluster.levels)]
+    rows = [(level.name, *(_pace(dict(level.paces).get(name)) for name in names)) for level in cluster.levels]
+    console.print(table(("level", *names), rows, right=tuple(names)))
+
+
+def _pace(pace: Pace | None) -> str:
+    return "-" if pace is None else f"{pace.efficiency_permille / 10:g}% {format_ns(pace.latency_ns)}"
 
 
 def _level_table(levels: Iterable[Level]) -> Table:
