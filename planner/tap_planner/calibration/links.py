@@ -25,7 +25,7 @@ _START_LATENCIES_NS = (4_000.0, 40_000.0)
 """The better of what is found from these is taken: along single constants the way from one to the other is barred."""
 _PULL = 1e-3
 """What a constant's distance from its start weighs beside the mean error, both in logarithms."""
-_LATENCY_RANGE_NS = (1.0, 150_000.0)
+_LATENCY_RANGE_NS = (1.0, 1_000_000.0)
 _LAUNCH = Constant(name="launch", start=20_000.0, least=100.0, most=1e6)
 PaceTable = Mapping[tuple[str, str], Pace]
 """(kind of link, algorithm) -> pace."""
