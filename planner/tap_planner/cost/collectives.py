@@ -7,11 +7,13 @@ number of ranks, r_l the peers of a group at level l, h_l the hops of a ring at 
     ring           all_reduce      2 sum(h_l a_l) + 2 (n-1)/n S max(c_l/U_l)
                    all_gather,       sum(h_l a_l) +   (n-1)/n S max(c_l/U_l)
                    reduce_scatter
-                   broadcast         sum(h_l a_l) +           S max(c_l/U_l)       (pipelined in chunks)
+                   broadcast         sum(h_l a_l) +           S max(c_l/U_l)       (pipelined in chunks; not gloo)
     hierarchical   all_reduce      sum over l of 2 (r_l - 1) a_l + 2 (r_l-1)/r_l S c_l/U_l
                    all_gather,     half of it
                    reduce_scatter
     tree           all_reduce      2 sum(ceil(log2 r_l) a_l) + 2 S max(c_l/U_l)    (double binary trees)
+                   broadcast       sum over l of ceil(log2 r_l) (a_l + m_l S c_l/U_l)    (gloo: binomial, in rounds;
+                                   m_l ranks of the group in each child send at once)
     pairwise       all_to_all      sum of a_l over the n - 1 peers, by the level that parts them
                                    + S/n max(pairs_l/U_l)
     direct         send_recv,      max(a_l) + S max(c_l/U_l)
@@ -27,7 +29,8 @@ Latency per level as in NCCL's src/graph/tuning.cc: a ring pays the network only
 On a ``mesh`` level a group of r of the m devices only uses its own links, (r - 1)/(m - 1) of a device's bandwidth.
 On unlike nodes U_l and a_l are those of each node that a group touches, the slowest of them counting; groups of
 different kinds choose their algorithms by themselves, and the slowest group is the cost.
-gloo has rings only, and its reduce_scatter is an all_reduce of which each rank keeps a part (measured: as many bytes).
+gloo has rings only but for its broadcast, and its reduce_scatter is an all_reduce of which each rank keeps a part. Its
+bytes were counted on a link (docs/cost-model.md, "Bytes over a link"); ``cost/link_traffic.py`` says which messages.
 """
 
 from __future__ import annotations
@@ -178,6 +181,11 @@ class CollectiveModel:
         return np.where(payload > 0, best, 0)
 
 
+def num_passes(library: str, kind: str) -> int:
+    """How often a ring passes the payload on for an all_reduce, all_gather or reduce_scatter."""
+    return 2 if kind == "all_reduce" or (library == "gloo" and kind == "reduce_scatter") else 1
+
+
 def _lines(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
     if shape.num_ranks == 1:
         return []
@@ -186,10 +194,11 @@ def _lines(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
     if kind in ("send_recv", "halo_exchange", "ring_exchange"):
         latency = max(_latency(cluster, share) for share in shape.shares if share.is_used)
         return [("direct", latency, _bottleneck(cluster, shape, True))]
-    if kind == "broadcast":
-        return [("ring", _ring_latency(cluster, shape), _bottleneck(cluster, shape))]
     gloo = cluster.library == "gloo"
-    passes = 2 if kind == "all_reduce" or (gloo and kind == "reduce_scatter") else 1
+    if kind == "broadcast":
+        ring = ("ring", _ring_latency(cluster, shape), _bottleneck(cluster, shape))
+        return [_binomial_tree(cluster, shape) if gloo else ring]
+    passes = num_passes(cluster.library, kind)
     lines = [_ring(cluster, shape, passes)]
     if not gloo and kind == "all_reduce":
         lines.append(_tree(cluster, shape))
@@ -208,6 +217,18 @@ def _tree(cluster: Cluster, shape: GroupShape) -> _Line:
         max((share.peers - 1).bit_length() * _latency(cluster, share) for share in shares) for shares in shape.by_level
     )
     return "tree", 2 * depth_latency, 2 * _bottleneck(cluster, shape)
+
+
+def _binomial_tree(cluster: Cluster, shape: GroupShape) -> _Line:
+    """Rounds one after the other; in those of a level every rank of the root's child sends through its links."""
+    alpha, rate = 0, Fraction(0)
+    levels = shape.by_level
+    for index, shares in enumerate(levels):
+        rounds = max((share.peers - 1).bit_length() for share in shares)
+        senders = _members_of_child(levels, index)
+        alpha += rounds * max(_latency(cluster, share) for share in shares)
+        rate += rounds * senders * max(share.sharing * _ns_per_byte(cluster, share, True) for share in shares)
+    return "tree", alpha, rate
 
 
 def _hierarchical(cluster: Cluster, shape: GroupShape, passes: int) -> _Line:
