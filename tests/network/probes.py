@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 
 import torch
@@ -19,8 +20,8 @@ def communicator(mesh_shape: tuple[int, ...]) -> ProcessGroupCommunicator:
     return ProcessGroupCommunicator(mesh_shape, "gloo")
 
 
-def run_collective(mesh_shape: tuple[int, ...], kind: str, axes: tuple[int, ...], num_bytes: int) -> None:
-    """Run a collective.
+def run_collective(mesh_shape: tuple[int, ...], kind: str, axes: tuple[int, ...], num_bytes: int) -> float:
+    """Run a collective; how long it took, in seconds.
 
     Args:
         mesh_shape: sizes of the axes.
@@ -29,6 +30,7 @@ def run_collective(mesh_shape: tuple[int, ...], kind: str, axes: tuple[int, ...]
         num_bytes: logical payload, see ``CollectiveModel``; an even number of elements for each rank of a group.
     """
     ranks, size, elements = communicator(mesh_shape), group_size(mesh_shape, axes), num_bytes // ELEMENT_BYTES
+    started = time.perf_counter()
     match kind:
         case "all_reduce":
             ranks.all_reduce([torch.ones(elements)], axes)
@@ -45,6 +47,7 @@ def run_collective(mesh_shape: tuple[int, ...], kind: str, axes: tuple[int, ...]
             ranks.ring_exchange([(torch.ones(elements // 2), torch.ones(elements // 2))], axes)
         case _:
             raise ValueError(f"the communicator has no {kind}")
+    return time.perf_counter() - started
 
 
 def exchange_halos(mesh_shape: tuple[int, ...], axes: tuple[int, ...], to_previous: int, to_next: int) -> None:

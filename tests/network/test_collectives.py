@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from tap_planner.cluster import load_cluster, parse_mesh
-from tap_planner.cost import CollectiveModel, leaving_bytes
+from tap_planner.cost import leaving_bytes
+from tests.network.places import KINDS, PLACES, costs_on
 from tests.network.probes import ELEMENT_BYTES, broadcast, exchange_halos, run_collective
 from tests.network.ranks import Ranks
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo_exchange", "ring_exchange")
-"""Those that the communicator of tap-apply has."""
-PLACES = (((2, 2), (0,)), ((2, 2), (1,)), ((2, 2), (0, 1)), ((4,), (0,)))
-"""(mesh, axes): two groups across the nodes at once, two groups inside, one group of all on either mesh."""
 PAYLOAD_BYTES = 512 * 1024
 TOLERANCE = 0.02
 STRAY_BYTES = 1024
 """May pass besides, where nothing else does: address resolution."""
 
 
-def model_on(mesh_shape: tuple[int, ...]) -> CollectiveModel:
-    """Costs on 2 nodes of 2 over gloo."""
-    cluster = load_cluster("2x2:cpu-core")
-    return CollectiveModel(cluster, parse_mesh(",".join(f"a{i}={n}" for i, n in enumerate(mesh_shape)), cluster))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
-def test_bytes_of_collectives(ranks: Ranks, place: tuple[tuple[int, ...], tuple[int, ...]], kind: str) -> None:
+def test_bytes_of_collectives(ranks: Ranks, place: str, kind: str) -> None:
     """Of every collective, in groups inside a node, across and of both, each node sends what is predicted."""
-    mesh_shape, axes = place
+    mesh_shape, axes = PLACES[place]
     ranks.call(run_collective, mesh_shape, kind, axes, PAYLOAD_BYTES)  # connections are made at the first time
     _, traffic = ranks.measured(run_collective, mesh_shape, kind, axes, PAYLOAD_BYTES)
-    expected = leaving_bytes(model_on(mesh_shape), kind, axes, PAYLOAD_BYTES)
+    expected = leaving_bytes(costs_on(mesh_shape), kind, axes, PAYLOAD_BYTES)
     assert traffic.bytes_by_node == pytest.approx(expected, rel=TOLERANCE, abs=STRAY_BYTES)
 
 
@@ -40,7 +30,7 @@ def test_bytes_of_a_broadcast(ranks: Ranks) -> None:
     """gloo's broadcast is a binomial tree, not a ring: the node of the root sends everything twice, the other none."""
     ranks.call(broadcast, PAYLOAD_BYTES)
     _, traffic = ranks.measured(broadcast, PAYLOAD_BYTES)
-    expected = leaving_bytes(model_on((4,)), "broadcast", (0,), PAYLOAD_BYTES)
+    expected = leaving_bytes(costs_on((4,)), "broadcast", (0,), PAYLOAD_BYTES)
     assert traffic.bytes_by_node == pytest.approx(expected, rel=TOLERANCE, abs=STRAY_BYTES)
 
 
@@ -52,7 +42,7 @@ def test_halos_of_unlike_sides(ranks: Ranks, mesh_shape: tuple[int, ...], groups
     payload = ELEMENT_BYTES * (to_previous + to_next if groups == 1 else to_next)
     ranks.call(exchange_halos, mesh_shape, (0,), to_previous, to_next)
     _, traffic = ranks.measured(exchange_halos, mesh_shape, (0,), to_previous, to_next)
-    predicted = leaving_bytes(model_on(mesh_shape), "halo_exchange", (0,), payload)
+    predicted = leaving_bytes(costs_on(mesh_shape), "halo_exchange", (0,), payload)
     sent = (groups * ELEMENT_BYTES * to_next, groups * ELEMENT_BYTES * to_previous)
     assert traffic.bytes_by_node == pytest.approx(sent, rel=TOLERANCE)
     if groups == 1:
