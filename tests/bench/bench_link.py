@@ -15,9 +15,8 @@ import pytest
 
 from tap_planner.cost import leaving_bytes
 from tests.bench.instances import markdown, write_json
-from tests.network.conftest import LINK_BITS_PER_S
 from tests.network.namespaces import joined_namespaces, unavailable
-from tests.network.places import KINDS, PLACES, costs_on
+from tests.network.places import KINDS, LINK_BITS_PER_S, PLACES, costs_on
 from tests.network.plans import measure_steps, two_plans
 from tests.network.probes import run_collective
 from tests.network.ranks import Ranks, ranks_on

@@ -62,11 +62,11 @@ def test_the_library_matters() -> None:
 
 
 def test_hierarchies_spare_the_network() -> None:
-    """4 nodes of 8 as one group: 8 lanes all-reduce an eighth each across 4 nodes; the ring is twice 31/32 of all."""
+    """4 nodes of 8 as one group: 8 lanes gather an eighth each across 4 nodes; the ring passes on 31/32 of all."""
     hierarchy, ring = (model_of("4x8:cpu-core", "dp=32", library) for library in ("nccl", "gloo"))
-    assert hierarchy.cost("all_reduce", (0,), 2**30).algorithm == "hierarchical"
-    assert leaving_bytes(hierarchy, "all_reduce", (0,), 2**30) == (8 * 2 * 3 * 2**30 // 4 // 8,) * 4
-    assert leaving_bytes(ring, "all_reduce", (0,), 2**30) == (2 * 31 * 2**30 // 32,) * 4
+    assert hierarchy.cost("all_gather", (0,), 2**30).algorithm == "hierarchical"
+    assert leaving_bytes(hierarchy, "all_gather", (0,), 2**30) == (8 * 3 * 2**30 // 4 // 8,) * 4
+    assert leaving_bytes(ring, "all_gather", (0,), 2**30) == (31 * 2**30 // 32,) * 4
 
 
 def test_trees_send_as_little() -> None:

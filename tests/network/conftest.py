@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.network.namespaces import joined_namespaces, unavailable
+from tests.network.places import LINK_BITS_PER_S
 from tests.network.ranks import Ranks, ranks_on
-
-LINK_BITS_PER_S = 100_000_000
 
 
 @pytest.fixture(scope="module")

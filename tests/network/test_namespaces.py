@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.network.conftest import LINK_BITS_PER_S
 from tests.network.namespaces import joined_namespaces, unavailable
+from tests.network.places import LINK_BITS_PER_S
 
 
 @pytest.fixture(autouse=True)

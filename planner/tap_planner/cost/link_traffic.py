@@ -8,6 +8,7 @@ the payload; a message counts where the two positions lie on different nodes. Wi
     tree           broadcast: binomial, in round i position v < 2^i sends all to v + 2^i
                    all_reduce: two trees of half of the payload each, up and down; of k nodes each sends 2 (k-1)/k of
                    the payload on average, which is said of each
+    nvls           the same between nodes
     hierarchical   in the phase of a level with r peers and m ranks in each of them every position sends (r-1)/r/m to
                    its counterpart in the next peer, all_reduce twice
     pairwise       every position sends 1/n to each other one
@@ -75,7 +76,8 @@ def _senders(
 ) -> Iterator[tuple[Fraction, np.ndarray]]:
     """Shares of the payload that cross from node to node, each with the nodes that send one, once per message."""
     algorithm = model.cost(kind, axes, num_bytes).algorithm
-    if (algorithm, kind) == ("tree", "all_reduce") or (algorithm == "hierarchical" and model.cluster.node_groups):
+    trees = algorithm == "tree" and kind == "all_reduce"
+    if trees or algorithm == "nvls" or (algorithm == "hierarchical" and model.cluster.node_groups):
         yield from _between_nodes(placed, num_passes(model.cluster.library, kind))
         return
     for share, sources, targets in _messages(model, kind, axes, algorithm):
