@@ -117,12 +117,20 @@ def test_mesh_links() -> None:
     assert times(whole, "all_gather", (0,), GB) == pytest.approx({"ring": 7 * 3000 + 7 / 8 * GB / 300})
 
 
-def test_gloo_has_rings_only() -> None:
+def test_gloo_reduces_in_rings() -> None:
     """gloo's reduce_scatter costs as much as its all_reduce."""
     model = CollectiveModel(cluster_of(2, 2, library="gloo"), mesh_of(4))
     assert [line.name for line in model.algorithms("all_reduce", (0,))] == ["ring"]
     assert model.cost("reduce_scatter", (0,), 12345) == model.cost("all_reduce", (0,), 12345)
     assert model.cost("all_gather", (0,), 12345).ns < model.cost("all_reduce", (0,), 12345).ns
+
+
+def test_gloo_broadcasts_in_a_tree() -> None:
+    """2 nodes of 2: the root sends to its neighbour, then both send everything over the NIC of their node at once."""
+    model = CollectiveModel(cluster_of(2, 2, library="gloo"), mesh_of(4))
+    assert times(model, "broadcast", (0,), GB) == pytest.approx({"tree": 3000 + GB / 300 + 10_000 + 2 * GB / 25})
+    alone = CollectiveModel(cluster_of(1, 8, library="gloo"), mesh_of(8))
+    assert times(alone, "broadcast", (0,), GB) == pytest.approx({"tree": 3 * (10_000 + GB / 25)})
 
 
 def test_halo_exchange() -> None:

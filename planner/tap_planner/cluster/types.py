@@ -210,7 +210,9 @@ class Cluster:
         return np.repeat(np.array(sizes, dtype=np.int64), [group.nodes for group in self.node_groups])
 
     def node_of_ranks(self) -> np.ndarray:
-        """[devices] node of each rank, with ``node_groups``."""
+        """[devices] node of each rank."""
+        if not self.node_groups:
+            return np.arange(self.num_devices, dtype=np.int64) // self.levels[0].size
         sizes = self.node_sizes()
         return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
 

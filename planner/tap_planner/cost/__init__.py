@@ -3,6 +3,7 @@
 from tap_planner.cost.collectives import COLLECTIVE_KINDS, AlgorithmCost, CollectiveCost, CollectiveModel
 from tap_planner.cost.compute import PRECISION_BYTES, ComputeModel, Work, element_bits, operator_work
 from tap_planner.cost.groups import GroupShape, LevelShare, group_shape, group_shapes
+from tap_planner.cost.link_traffic import leaving_bytes, leaving_bytes_of_step
 from tap_planner.cost.memory import (
     OPTIMIZERS,
     ParameterBytes,
@@ -42,6 +43,8 @@ __all__ = [
     "element_bits",
     "group_shape",
     "group_shapes",
+    "leaving_bytes",
+    "leaving_bytes_of_step",
     "operator_times_ns",
     "operator_work",
     "optimizer_ns",

@@ -7,11 +7,13 @@ number of ranks, r_l the peers of a group at level l, h_l the hops of a ring at 
     ring           all_reduce      2 sum(h_l a_l) + 2 (n-1)/n S max(c_l/U_l)
                    all_gather,       sum(h_l a_l) +   (n-1)/n S max(c_l/U_l)
                    reduce_scatter
-                   broadcast         sum(h_l a_l) +           S max(c_l/U_l)       (pipelined in chunks)
+                   broadcast         sum(h_l a_l) +           S max(c_l/U_l)       (pipelined in chunks; not gloo)
     hierarchical   all_reduce      sum over l of 2 (r_l - 1) a_l + 2 (r_l-1)/r_l S c_l/U_l
                    all_gather,     half of it
                    reduce_scatter
     tree           all_reduce      2 sum(ceil(log2 r_l) a_l) + S max(t_l c_l/U_l)  (double binary trees)
+                   broadcast       sum over l of ceil(log2 r_l) (a_l + m_l S c_l/U_l)    (gloo: binomial, in rounds;
+                                   m_l ranks of the group in each child send at once)
     nvls           all_reduce      2 a_0 + S/U_0 inside a node; across k nodes
                                    2 a_0 + 2 ceil(log2 k) a_1 + S max(1/U_0, t_1 c_1/U_1)
     pairwise       all_to_all      sum of a_l over the n - 1 peers, by the level that parts them
@@ -39,7 +41,8 @@ Where a level says what a device sends in groups of each size (hybrid cube mesh)
 host's bandwidth by the number of devices: all of them speak at once.
 On unlike nodes U_l and a_l are those of each node that a group touches, the slowest of them counting; groups of
 different kinds choose their algorithms by themselves, and the slowest group is the cost.
-gloo has rings only, and its reduce_scatter is an all_reduce of which each rank keeps a part (measured: as many bytes).
+gloo has rings only but for its broadcast, and its reduce_scatter is an all_reduce of which each rank keeps a part. Its
+bytes were counted on a link (docs/cost-model.md, "Bytes over a link"); ``cost/link_traffic.py`` says which messages.
 """
 
 from __future__ import annotations
@@ -197,6 +200,11 @@ class CollectiveModel:
         return np.where(payload > 0, best, 0)
 
 
+def num_passes(library: str, kind: str) -> int:
+    """How often a ring passes the payload on for an all_reduce, all_gather or reduce_scatter."""
+    return 2 if kind == "all_reduce" or (library == "gloo" and kind == "reduce_scatter") else 1
+
+
 def _lines(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
     if shape.num_ranks == 1:
         return []
@@ -213,10 +221,11 @@ def _sent(kind: str, cluster: Cluster, shape: GroupShape) -> list[_Line]:
         latency = max(links.latency(share) for share in shape.shares if share.is_used)
         return [("direct", latency, links.bottleneck(shape))]
     ring = _Links(cluster, "ring")
-    if kind == "broadcast":
-        return [("ring", ring.around(shape), ring.bottleneck(shape))]
     gloo = cluster.library == "gloo"
-    passes = 2 if kind == "all_reduce" or (gloo and kind == "reduce_scatter") else 1
+    if kind == "broadcast":
+        whole = ("ring", ring.around(shape), ring.bottleneck(shape))
+        return [_binomial_tree(_Links(cluster, "tree", pair=True), shape) if gloo else whole]
+    passes = num_passes(cluster.library, kind)
     lines = [_ring(ring, shape, passes)]
     if gloo:
         return lines
@@ -283,6 +292,18 @@ def _tree_share(share: LevelShare) -> Fraction:
     if share.level == 0:
         return Fraction(2 if share.peers > 2 else 1)
     return Fraction(2 * (share.peers - 1), share.peers)
+
+
+def _binomial_tree(links: _Links, shape: GroupShape) -> _Line:
+    """Rounds one after the other; in those of a level every rank of the root's child sends through its links."""
+    alpha, rate = 0, Fraction(0)
+    levels = shape.by_level
+    for index, shares in enumerate(levels):
+        rounds = max((share.peers - 1).bit_length() for share in shares)
+        senders = _members_of_child(levels, index)
+        alpha += rounds * max(links.latency(share) for share in shares)
+        rate += rounds * senders * max(share.sharing * links.ns_per_byte(share) for share in shares)
+    return "tree", alpha, rate
 
 
 def _hierarchical(links: _Links, shape: GroupShape, passes: int) -> _Line:
