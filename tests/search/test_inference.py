@@ -73,7 +73,7 @@ def test_optimum_and_memory_are_those_of_brute_force(make: Callable[[], Graph], 
 def test_a_sum_is_done_before_it_is_returned() -> None:
     """A product of 1 x k x 1 can only be split along k: its optimum pays for the sum, or does not split."""
     nodes = Nodes()
-    size = 1 << 22
+    size = 1 << 26
     nodes.add("MatMul", ["x", nodes.weight("w", size, 1)], "y")
     graph = graph_of(nodes, {"x": (1, size)}, ("y",), batch=1)
     cluster = cluster_of((2,))

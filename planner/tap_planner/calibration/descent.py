@@ -2,11 +2,13 @@
 
 Hooke, Jeeves, "Direct search solution of numerical and statistical problems", JACM 8(2), 1961, on logarithms: each
 constant is multiplied and divided by a factor as long as that helps, then the factor shrinks; before that each is tried
-all over its range, twice. It needs no gradient (the cheapest of several algorithms has kinks) and is deterministic.
+all over its range, and pairs that make up for each other (a rate and a latency) all over theirs together. It needs no
+gradient (the cheapest of several algorithms has kinks) and is deterministic.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,18 +30,26 @@ class Constant:
     most: float
 
 
-def descend(constants: Sequence[Constant], loss: Callable[[Mapping[str, float]], float]) -> dict[str, float]:
+def descend(
+    constants: Sequence[Constant],
+    loss: Callable[[Mapping[str, float]], float],
+    pairs: Sequence[tuple[str, str]] = (),
+) -> dict[str, float]:
     """Values in range at which no step along one constant lowers the loss.
 
     Args:
         constants: what is to be found, each with a start in its range.
         loss: what is to be least, at given values; ties keep the earlier value.
+        pairs: names of constants that make up for each other.
     """
+    named = {constant.name: constant for constant in constants}
     values = {constant.name: constant.start for constant in constants}
     best = loss(values)
     for _ in range(_RANGES):
         for constant in constants:
-            best = _jump(constant, values, best, loss)
+            best = _jump((constant,), values, best, loss)
+        for first, second in pairs:
+            best = _jump((named[first], named[second]), values, best, loss)
         for constant in constants:
             best = _move(constant, _FACTORS[1], values, best, loss)
     for factor in _FACTORS:
@@ -53,16 +63,25 @@ def descend(constants: Sequence[Constant], loss: Callable[[Mapping[str, float]],
 
 
 def _jump(
-    constant: Constant, values: dict[str, float], best: float, loss: Callable[[Mapping[str, float]], float]
+    constants: Sequence[Constant],
+    values: dict[str, float],
+    best: float,
+    loss: Callable[[Mapping[str, float]], float],
 ) -> float:
-    """Take the best of values spread over a constant's range, if that lowers the loss."""
-    ratio = (constant.most / constant.least) ** (1 / (_SPREAD - 1))
-    for step in range(_SPREAD):
-        value = min(constant.least * ratio**step, constant.most)
-        found = loss({**values, constant.name: value})
+    """Take the best of values spread over the constants' ranges, if that lowers the loss."""
+    for moved in itertools.product(*(_spread(constant) for constant in constants)):
+        tried = {constant.name: value for constant, value in zip(constants, moved, strict=True)}
+        found = loss({**values, **tried})
         if found < best:
-            values[constant.name], best = value, found
+            values.update(tried)
+            best = found
     return best
+
+
+def _spread(constant: Constant) -> list[float]:
+    """Values all over a constant's range, in equal steps of their logarithms."""
+    ratio = (constant.most / constant.least) ** (1 / (_SPREAD - 1))
+    return [min(constant.least * ratio**step, constant.most) for step in range(_SPREAD)]
 
 
 def _move(

@@ -18,14 +18,14 @@ from tap_planner.cost import CollectiveModel
 
 __all__ = ["MeasuredCluster", "MeasuredCollective", "fit_paces", "log_errors", "with_paces"]
 
-LEAST_EFFICIENCY = 0.02
+LEAST_EFFICIENCY = 0.05
 """A link that reaches less is not what the cluster file says."""
 _START_EFFICIENCY = 0.8
 _START_LATENCIES_NS = (4_000.0, 40_000.0)
 """The better of what is found from these is taken: along single constants the way from one to the other is barred."""
 _PULL = 1e-3
 """What a constant's distance from its start weighs beside the mean error, both in logarithms."""
-_LATENCY_RANGE_NS = (1.0, 1_000_000.0)
+_LATENCY_RANGE_NS = (100.0, 1_000_000.0)
 _LAUNCH = Constant(name="launch", start=20_000.0, least=100.0, most=1e6)
 PaceTable = Mapping[tuple[str, str], Pace]
 """(kind of link, algorithm) -> pace."""
@@ -149,5 +149,6 @@ def fit_paces(
         """Keeps what the rows tell nothing about (algorithms that are never the cheapest) where it began."""
         return _PULL * sum(abs(math.log(value / usual[name])) for name, value in values.items())
 
-    values = min((descend(constants(start), loss) for start in _START_LATENCIES_NS), key=loss)
+    pairs = [(f"e {kind} {algorithm}", f"l {kind} {algorithm}") for kind, algorithm in used]
+    values = min((descend(constants(start), loss, pairs) for start in _START_LATENCIES_NS), key=loss)
     return paces(values), round(values["launch"]) if launch_ns is None else launch_ns
