@@ -19,7 +19,7 @@ from tests.graph.models import DATA
 
 OPTIONS = PlanOptions(batch=8, loss="mean", gap_basis_points=0, zero=0, recompute="none", microbatches=1)
 GPT = replace(OPTIONS, dims={"seq": 64})
-SEVEN = "1x7:a100-sxm4-80gb"
+SEVEN = str(Path(__file__).parents[1] / "data" / "clusters" / "quick-1x7.yaml")
 
 
 def asked(stem: str, cluster: str, options: PlanOptions) -> PlanRequest:

@@ -37,7 +37,7 @@ from tap_planner.sharding import block_hints
 from tests.search.building import random_assignments
 
 DATA = Path(__file__).parents[1] / "data"
-CLUSTER = "2x4:a100-sxm4-80gb"
+CLUSTER = str(DATA / "clusters" / "quick-2x4.yaml")
 PENALTY = 1 << 20
 
 

@@ -13,7 +13,7 @@ from tests.bench.instances import light_models
 DATA = Path(__file__).parents[1] / "data"
 SQUEEZENET = next(instance.path for instance in light_models() if instance.name == "light_squeezenet")
 CASES = [
-    (SQUEEZENET, "1x8:a100-sxm4-80gb", {}),
+    (SQUEEZENET, str(DATA / "clusters" / "quick-1x8.yaml"), {}),
     (DATA / "resnet_small.onnx", "2x4:a100-sxm4-80gb", {}),
     (DATA / "hm_gpt_tiny.onnx", "2x4:a100-sxm4-80gb", {"seq": 16}),
 ]
