@@ -24,12 +24,13 @@ FITTED = "1 node, 12 or 24 layers"
 
 _MPT_VOCABULARY = 50368
 """llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml."""
-_NETWORKS: Mapping[str, str] = {
-    "vtrain": "{bandwidth: 200 Gbit/s, nics_per_node: 4}",
-    "a100_40gb": "{bandwidth: 200 Gbit/s, nics_per_node: 8}",
+_LINKS: Mapping[str, str] = {
+    "800 Gb/s a node": "inter_node: {bandwidth: 200 Gbit/s, nics_per_node: 4}",
+    "1600 Gb/s a node": "inter_node: {bandwidth: 200 Gbit/s, nics_per_node: 8}",
+    "DGX-2": "intra_node: {kind: switch, bandwidth: 150 GB/s}",
 }
-"""Inter-node links that are not the catalogue's: 800 Gb/s a node (Bang et al., "vTrain", MICRO'24, section 4); "1600 Gbps
-node-node interconnect (RoCE)" (llm-foundry, benchmarking/README.md)."""
+"""Links that are not the catalogue's, as cluster.yaml has them. 800 Gb/s: Bang et al., "vTrain", MICRO'24, section 4;
+1600 Gb/s over RoCE: llm-foundry, scripts/train/benchmarking/README.md; DGX-2: NVSwitch joins its 16 V100."""
 
 
 class Recompute(enum.Enum):
@@ -52,8 +53,8 @@ class MeasuredStep:
     shape: GptShape
     device: str
     """Of the catalogue."""
-    network: str | None = None
-    """Key of ``_NETWORKS``; None: the catalogue's."""
+    links: str | None = None
+    """Key of ``_LINKS``; None: the catalogue's."""
     devices_per_node: int = 8
     tp: int
     dp: int
@@ -87,10 +88,10 @@ class MeasuredStep:
         """Nodes that the devices fill, or a part of one node."""
         per_node = min(self.devices_per_node, self.num_devices)
         nodes = -(-self.num_devices // per_node)
-        if self.network is None:
+        if self.links is None:
             return load_cluster(f"{nodes}x{per_node}:{self.device}")
-        text = f"device: {self.device}\nnodes: {nodes}\ndevices_per_node: {per_node}\n"
-        return parse_cluster(text + f"inter_node: {_NETWORKS[self.network]}\n", file=self.network)
+        text = f"device: {self.device}\nnodes: {nodes}\ndevices_per_node: {per_node}\n{_LINKS[self.links]}\n"
+        return parse_cluster(text, file=self.links)
 
 
 def read_iterations(folder: Path) -> tuple[MeasuredStep, ...]:
@@ -104,10 +105,10 @@ def read_iterations(folder: Path) -> tuple[MeasuredStep, ...]:
         MeasuredStep(
             table=ITERATIONS,
             part=_iterations_part(row),
-            label=f"h{row['hidden']} l{row['layers']} tp{row['tp']} dp{row['dp']} m{row['micro_batch']}/{row['global_batch']}",
+            label="h{hidden} l{layers} tp{tp} dp{dp} m{micro_batch}/{global_batch}".format(**row),
             shape=_shape(row, vocab=51200),
             device="a100-sxm4-80gb",
-            network="vtrain",
+            links="800 Gb/s a node",
             tp=int(row["tp"]),
             dp=int(row["dp"]),
             micro_batch=int(row["micro_batch"]),
@@ -140,8 +141,10 @@ _MEGATRON_DEVICES: Mapping[str, tuple[str, int]] = {
 def read_throughput(folder: Path) -> tuple[MeasuredStep, ...]:
     """Megatron-LM's published steps: rows that name sizes and a time (or TFLOP/s), and have no pipeline.
 
-    Rows without micro-batch ran the whole batch of a rank at once. Megatron-Core 0.8 overlaps data-parallel
-    communication and recomputes nothing (its README: "without activation recomputation"); the others do not overlap.
+    What the table leaves out: without a micro-batch the whole batch of a rank ran at once (weak scaling with 8 or 16
+    samples a rank). Megatron-Core 0.8 has fused attention and overlaps data-parallel and tensor-parallel communication,
+    which needs sequence parallelism (its README); that it recomputes nothing and takes one sample at a time is assumed.
+    The others overlap nothing.
 
     Args:
         folder: holds the table.
@@ -171,9 +174,10 @@ def _throughput_step(row: Mapping[str, str]) -> MeasuredStep:
         shape=shape,
         device=device,
         devices_per_node=per_node,
+        links="DGX-2" if "DGX-2" in row["gpu"] else None,
         tp=int(row["tp"]),
         dp=dp,
-        micro_batch=int(row["micro_batch"] or batch // dp),
+        micro_batch=int(row["micro_batch"] or (1 if core else batch // dp)),
         global_batch=batch,
         precision="bf16" if core else "fp16",
         recompute=recompute,
@@ -199,14 +203,16 @@ def read_fsdp(folder: Path) -> tuple[MeasuredStep, ...]:
 def _fsdp_step(row: Mapping[str, str]) -> MeasuredStep:
     devices, batch, seq = int(row["n_gpus"]), int(row["global_batch_seqs"]), int(row["seq"])
     nodes = "1 node" if devices <= 8 else "several nodes"
-    special = [name for name, found in (("FP8", "fp8" in row["precision"]), (row["sharding"], row["sharding"] != "FULL_SHARD")) if found]
+    special = ["FP8"] if "fp8" in row["precision"] else []
+    if row["sharding"] != "FULL_SHARD":
+        special.append(row["sharding"])
     return MeasuredStep(
         table=FSDP,
         part=", ".join([row["gpu"], *(special or [nodes])]),
         label=f"{row['model']} s{seq} n{devices} m{row['micro_batch']}x{row['grad_accum']} ckpt={row['act_ckpt']}",
         shape=_shape(row, vocab=_MPT_VOCABULARY, kernels=Kernels.FLASH),
         device=_FSDP_DEVICES[row["gpu"]],
-        network=row["gpu"] if row["gpu"] in _NETWORKS else None,
+        links="1600 Gb/s a node" if row["gpu"] == "a100_40gb" else None,
         tp=1,
         dp=devices,
         micro_batch=int(row["micro_batch"]),

@@ -1,10 +1,10 @@
 """GPT as training libraries run it, operator by operator: a fused kernel is one operator, what strides do is free.
 
-``Kernels.MEGATRON`` is the ``ParallelTransformerLayer`` of Megatron-LM (megatron/model/transformer.py, v2.0 to v3.0) and
-Megatron-DeepSpeed: LayerNorm, bias + GeLU, scale + mask + softmax and bias + dropout + add are one kernel each;
+``Kernels.MEGATRON`` is the ``ParallelTransformerLayer`` of Megatron-LM (megatron/model/transformer.py, v2.0 to v3.0)
+and Megatron-DeepSpeed: LayerNorm, bias + GeLU, scale + mask + softmax and bias + dropout + add are one kernel each;
 attention is ``baddbmm``, softmax, dropout, ``bmm`` and a copy back to [batch, seq, hidden]. ``Kernels.FLASH`` has the
 fused Attention operator (opset 23), no biases and no dropout: the MPT of llm-foundry (llmfoundry/models/mpt, with
-``no_bias: true``). Operators that ONNX lacks are described by ``GptShape.rules``, as a user would with ``--custom-rule``.
+``no_bias: true``). ``GptShape.rules`` describe what ONNX lacks, as ``--custom-rule`` would.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
@@ -76,9 +77,10 @@ class Kernels(enum.Enum):
 
 
 _LOSS_PASSES = {Kernels.MEGATRON: 6, Kernels.FLASH: 4}
-"""Cross-entropy runs in float32, kernel by kernel: Megatron's ``vocab_parallel_cross_entropy`` (cast, max, subtract, exp,
-sum, divide; backward multiply and cast) moves 52 bytes a logit, torch's ``cross_entropy`` (cast, log_softmax, nll_loss)
-36. The planner's own loss moves 6 at 16 bits; passes of 8 (4 forward, 4 backward) are put before it for the rest."""
+"""Cross-entropy runs in float32, kernel by kernel: Megatron's ``vocab_parallel_cross_entropy`` (cast, max, subtract,
+exp, sum, divide; backward multiply and cast) moves 52 bytes a logit, torch's ``cross_entropy`` (cast, log_softmax,
+nll_loss) 36. The planner's own loss moves 6 at 16 bits; passes of 8, half of them backward, are put before it for the
+rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,7 @@ def _linear(graph: Nodes, name: str, x: str, rows: int, columns: int) -> str:
     return graph.add("MatMul", [x, graph.weight(f"{name}.weight", rows, columns)], f"{name}.out")
 
 
-def _parts(graph: Nodes, op: str, name: str, x: str, **attributes: object) -> list[str]:
+def _parts(graph: Nodes, op: str, name: str, x: str, **attributes: Any) -> list[str]:
     """Queries, keys and values."""
     parts = [f"{name}.{part}" for part in ("query", "key", "value")]
     graph.nodes.append(helper.make_node(op, [x], parts, name=parts[0], **attributes))
@@ -174,7 +176,9 @@ def _parts(graph: Nodes, op: str, name: str, x: str, **attributes: object) -> li
 
 def _megatron_layer(graph: Nodes, name: str, x: str, shape: GptShape) -> str:
     h = shape.hidden
-    mixed = _megatron_attention(graph, f"{name}.attention", _norm(graph, f"{name}.input_norm", x, shape, bias=True), shape)
+    mixed = _megatron_attention(
+        graph, f"{name}.attention", _norm(graph, f"{name}.input_norm", x, shape, bias=True), shape
+    )
     x = _bias_dropout_add(graph, f"{name}.attention.dense", mixed, x, h)
     y = _linear(graph, f"{name}.mlp.up", _norm(graph, f"{name}.post_norm", x, shape, bias=True), h, 4 * h)
     bias = graph.weight(f"{name}.mlp.up.bias", 4 * h)

@@ -47,7 +47,9 @@ def features_of(planned: PlannedStep) -> StepFeatures:
     device = replace(cluster.device, memory_efficiency_permille=1000)
     durations = Durations(program, replace(cluster, device=device))
     axes = tuple(MeshAxis(name=axis.name, size=axis.size) for axis in decisions.axes)
-    calls = ((c.kind, c.axes, durations.compute.tensor_bytes(c.dtype, c.elements), c.count) for c in collectives(program))
+    calls = (
+        (c.kind, c.axes, durations.compute.tensor_bytes(c.dtype, c.elements), c.count) for c in collectives(program)
+    )
     counted: Counter[Call] = Counter()
     for kind, over, num_bytes, count in calls:
         counted[kind, over, num_bytes] += count
