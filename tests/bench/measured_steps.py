@@ -59,6 +59,8 @@ class MeasuredStep:
     tp: int
     dp: int
     micro_batch: int
+    is_micro_batch_assumed: bool = False
+    """The table does not say: as many samples as fit, at most this many."""
     global_batch: int
     precision: str
     zero: int = 0
@@ -141,10 +143,9 @@ _MEGATRON_DEVICES: Mapping[str, tuple[str, int]] = {
 def read_throughput(folder: Path) -> tuple[MeasuredStep, ...]:
     """Megatron-LM's published steps: rows that name sizes and a time (or TFLOP/s), and have no pipeline.
 
-    What the table leaves out: without a micro-batch the whole batch of a rank ran at once (weak scaling with 8 or 16
-    samples a rank). Megatron-Core 0.8 has fused attention and overlaps data-parallel and tensor-parallel communication,
-    which needs sequence parallelism (its README); that it recomputes nothing and takes one sample at a time is assumed.
-    The others overlap nothing.
+    What the table leaves out: without a micro-batch the whole batch of a rank ran at once, or as many of its samples as
+    fit. Megatron-Core 0.8 has fused attention and overlaps data-parallel and tensor-parallel communication, which needs
+    sequence parallelism (its README); that it recomputes nothing is assumed. The others overlap nothing.
 
     Args:
         folder: holds the table.
@@ -177,7 +178,8 @@ def _throughput_step(row: Mapping[str, str]) -> MeasuredStep:
         links="DGX-2" if "DGX-2" in row["gpu"] else None,
         tp=int(row["tp"]),
         dp=dp,
-        micro_batch=int(row["micro_batch"] or (1 if core else batch // dp)),
+        micro_batch=int(row["micro_batch"] or batch // dp),
+        is_micro_batch_assumed=not row["micro_batch"],
         global_batch=batch,
         precision="bf16" if core else "fp16",
         recompute=recompute,

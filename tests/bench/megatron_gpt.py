@@ -1,10 +1,11 @@
 """GPT as training libraries run it, operator by operator: a fused kernel is one operator, what strides do is free.
 
-``Kernels.MEGATRON`` is the ``ParallelTransformerLayer`` of Megatron-LM (megatron/model/transformer.py, v2.0 to v3.0)
-and Megatron-DeepSpeed: LayerNorm, bias + GeLU, scale + mask + softmax and bias + dropout + add are one kernel each;
-attention is ``baddbmm``, softmax, dropout, ``bmm`` and a copy back to [batch, seq, hidden]. ``Kernels.FLASH`` has the
-fused Attention operator (opset 23), no biases and no dropout: the MPT of llm-foundry (llmfoundry/models/mpt, with
-``no_bias: true``). ``GptShape.rules`` describe what ONNX lacks, as ``--custom-rule`` would.
+A layer is the ``ParallelTransformerLayer`` of Megatron-LM (megatron/model/transformer.py, v2.0 to v3.0) and
+Megatron-DeepSpeed: LayerNorm, bias + GeLU and bias + dropout + add are one kernel each. ``Kernels.MEGATRON`` has its
+attention: ``baddbmm``, scale + mask + softmax in one kernel, dropout, ``bmm`` and a copy back to [batch, seq, hidden].
+``Kernels.FLASH`` has the fused Attention operator (opset 23) and no dropout: the MPT of llm-foundry
+(llmfoundry/models/mpt), whose biases torch adds in kernels that are there anyway. ``GptShape.rules`` describe what ONNX
+lacks, as ``--custom-rule`` would.
 """
 
 from __future__ import annotations
@@ -35,16 +36,26 @@ def _moved(name: str, dims: str, result: str) -> CustomRule:
     )
 
 
-_MEGATRON_RULES = (
+_SPLIT: dict[str, Any] = {
+    "inputs": ["b s (n three d)"],
+    "factors": {"n": "parallel", "three": "fixed", "d": "fixed"},
+    "sizes": {"n": "num_heads", "three": 3},
+    "kind": "view",
+    "saved_inputs": (),
+}
+_RULES: tuple[CustomRule, ...] = (
     custom_rule(
-        type=f"{_DOMAIN}::SplitHeads",
-        inputs=["b s (n three d)"],
-        outputs=["b n s d", "b n d s", "b n s d"],
-        factors={"n": "parallel", "three": "fixed", "d": "fixed"},
-        sizes={"n": "num_heads", "three": 3},
-        kind="view",
+        type=f"{_DOMAIN}::BiasDropoutAdd",
+        inputs=["b s h", "h", "b s h"],
+        outputs=["b s h"],
         saved_inputs=(),
+        saved_outputs=(),
+        trainable=(1,),
     ),
+    _moved("LossPass", "b s v", "b s v"),
+)
+_MEGATRON_RULES = (
+    custom_rule(type=f"{_DOMAIN}::SplitHeads", outputs=["b n s d", "b n d s", "b n s d"], **_SPLIT),
     custom_rule(
         type=f"{_DOMAIN}::MaskedSoftmax",
         inputs=["b n s t"],
@@ -56,17 +67,9 @@ _MEGATRON_RULES = (
     _moved("AttentionDropout", "b n s d", "b n s d"),
     _moved("MergeHeads", "b n s d", "b s (n d)"),
     _moved("HiddenDropout", "b s d", "b s d"),
-    custom_rule(
-        type=f"{_DOMAIN}::BiasDropoutAdd",
-        inputs=["b s h", "h", "b s h"],
-        outputs=["b s h"],
-        saved_inputs=(),
-        saved_outputs=(),
-        trainable=(1,),
-    ),
 )
-"""Megatron's own kernels. Masks of dropout, one byte an element, are left out."""
-_LOSS_PASS = _moved("LossPass", "b s v", "b s v")
+"""Masks of dropout, one byte an element, are left out."""
+_FLASH_RULES = (custom_rule(type=f"{_DOMAIN}::SplitParts", outputs=["b s (n d)"] * 3, **_SPLIT),)
 
 
 class Kernels(enum.Enum):
@@ -103,7 +106,7 @@ class GptShape:
     @property
     def rules(self) -> tuple[CustomRule, ...]:
         """Rules of the operators that ONNX lacks."""
-        return (_LOSS_PASS, *(_MEGATRON_RULES if self.kernels is Kernels.MEGATRON else ()))
+        return (*_RULES, *(_MEGATRON_RULES if self.kernels is Kernels.MEGATRON else _FLASH_RULES))
 
     def training_flops(self, batch: int, *, recompute: bool) -> int:
         """Matrix FLOPs of one step; with full recompute 96 B s l h^2 (1 + s / 6h + V / 16lh) (Narayanan et al., SC'21,
@@ -133,15 +136,15 @@ def write_gpt(folder: Path, shape: GptShape) -> Path:
 
 def gpt_model(shape: GptShape) -> onnx.ModelProto:
     """The model without weights: ids [batch, seq] to logits [batch, seq, vocab], by the transposed embedding."""
-    graph, megatron = Nodes(), shape.kernels is Kernels.MEGATRON
+    graph = Nodes()
     table = graph.weight("embedding.word.weight", shape.vocab, shape.hidden)
     x = graph.add("Gather", [table, "input_ids"], "embedding.words")
     x = graph.add("Add", [x, graph.weight("embedding.position.weight", shape.seq, shape.hidden)], "embedding.sum")
-    if megatron:
+    if shape.kernels is Kernels.MEGATRON:
         x = graph.add("HiddenDropout", [x], "embedding.dropped", domain=_DOMAIN)
     for layer in range(shape.layers):
-        x = (_megatron_layer if megatron else _flash_layer)(graph, f"layers.{layer}", x, shape)
-    x = _norm(graph, "final_norm", x, shape, bias=megatron)
+        x = _layer(graph, f"layers.{layer}", x, shape)
+    x = _norm(graph, "final_norm", x, shape)
     x = graph.add("MatMul", [x, graph.add("Transpose", [table], "embedding.transposed", perm=[1, 0])], "scores")
     passes = _LOSS_PASSES[shape.kernels]
     for number in range(1, passes + 1):
@@ -158,58 +161,55 @@ def gpt_model(shape: GptShape) -> onnx.ModelProto:
     return helper.make_model(made, opset_imports=opsets, ir_version=11)
 
 
-def _norm(graph: Nodes, name: str, x: str, shape: GptShape, *, bias: bool) -> str:
-    operands = [x, *(graph.weight(f"{name}.{part}", shape.hidden) for part in ("weight", "bias")[: 1 + bias])]
+def _layer(graph: Nodes, name: str, x: str, shape: GptShape) -> str:
+    h = shape.hidden
+    attend = _megatron_attention if shape.kernels is Kernels.MEGATRON else _flash_attention
+    mixed = attend(graph, f"{name}.attention", _qkv(graph, name, x, shape), shape)
+    x = _added(graph, f"{name}.attention.dense", _linear(graph, f"{name}.attention.dense", mixed, h, h), x, h)
+    y = _linear(graph, f"{name}.mlp.up", _norm(graph, f"{name}.post_norm", x, shape), h, 4 * h)
+    bias = graph.weight(f"{name}.mlp.up.bias", 4 * h)
+    y = graph.add("BiasGelu", [y, bias], f"{name}.mlp.gelu", domain="com.microsoft")
+    return _added(graph, f"{name}.mlp.down", _linear(graph, f"{name}.mlp.down", y, 4 * h, h), x, h)
+
+
+def _norm(graph: Nodes, name: str, x: str, shape: GptShape) -> str:
+    operands = [x, *(graph.weight(f"{name}.{part}", shape.hidden) for part in ("weight", "bias"))]
     return graph.add("LayerNormalization", operands, f"{name}.out", axis=-1, epsilon=1e-5)
 
 
 def _linear(graph: Nodes, name: str, x: str, rows: int, columns: int) -> str:
+    """A projection, whose bias comes later."""
     return graph.add("MatMul", [x, graph.weight(f"{name}.weight", rows, columns)], f"{name}.out")
 
 
-def _parts(graph: Nodes, op: str, name: str, x: str, **attributes: Any) -> list[str]:
-    """Queries, keys and values."""
-    parts = [f"{name}.{part}" for part in ("query", "key", "value")]
-    graph.nodes.append(helper.make_node(op, [x], parts, name=parts[0], **attributes))
-    return parts
-
-
-def _megatron_layer(graph: Nodes, name: str, x: str, shape: GptShape) -> str:
-    h = shape.hidden
-    mixed = _megatron_attention(
-        graph, f"{name}.attention", _norm(graph, f"{name}.input_norm", x, shape, bias=True), shape
-    )
-    x = _bias_dropout_add(graph, f"{name}.attention.dense", mixed, x, h)
-    y = _linear(graph, f"{name}.mlp.up", _norm(graph, f"{name}.post_norm", x, shape, bias=True), h, 4 * h)
-    bias = graph.weight(f"{name}.mlp.up.bias", 4 * h)
-    y = graph.add("BiasGelu", [y, bias], f"{name}.mlp.gelu", domain="com.microsoft")
-    return _bias_dropout_add(graph, f"{name}.mlp.down", _linear(graph, f"{name}.mlp.down", y, 4 * h, h), x, h)
-
-
-def _bias_dropout_add(graph: Nodes, name: str, x: str, residual: str, h: int) -> str:
+def _added(graph: Nodes, name: str, x: str, residual: str, h: int) -> str:
     operands = [x, graph.weight(f"{name}.bias", h), residual]
     return graph.add("BiasDropoutAdd", operands, f"{name}.added", domain=_DOMAIN)
 
 
-def _megatron_attention(graph: Nodes, name: str, x: str, shape: GptShape) -> str:
-    """Up to the projection, whose bias comes later."""
-    h = shape.hidden
-    qkv = _linear(graph, f"{name}.qkv", x, h, 3 * h)
-    qkv = graph.add("Add", [qkv, graph.weight(f"{name}.qkv.bias", 3 * h)], f"{name}.qkv.biased")
-    query, key, value = _parts(graph, "SplitHeads", name, qkv, domain=_DOMAIN, num_heads=shape.heads)
+def _qkv(graph: Nodes, layer: str, x: str, shape: GptShape) -> str:
+    h, name = shape.hidden, f"{layer}.attention.qkv"
+    qkv = _linear(graph, name, _norm(graph, f"{layer}.input_norm", x, shape), h, 3 * h)
+    return graph.add("Add", [qkv, graph.weight(f"{name}.bias", 3 * h)], f"{name}.biased")
+
+
+def _parts(graph: Nodes, op: str, name: str, qkv: str, shape: GptShape) -> list[str]:
+    """Queries, keys and values."""
+    parts = [f"{name}.{part}" for part in ("query", "key", "value")]
+    graph.nodes.append(helper.make_node(op, [qkv], parts, name=parts[0], domain=_DOMAIN, num_heads=shape.heads))
+    return parts
+
+
+def _megatron_attention(graph: Nodes, name: str, qkv: str, shape: GptShape) -> str:
+    query, key, value = _parts(graph, "SplitHeads", name, qkv, shape)
     scores = graph.add("MatMul", [query, key], f"{name}.scores")
     scores = graph.add("MaskedSoftmax", [scores], f"{name}.softmax", domain=_DOMAIN)
     scores = graph.add("AttentionDropout", [scores], f"{name}.dropped", domain=_DOMAIN)
     mixed = graph.add("MatMul", [scores, value], f"{name}.context")
-    return _linear(graph, f"{name}.dense", graph.add("MergeHeads", [mixed], f"{name}.merged", domain=_DOMAIN), h, h)
+    return graph.add("MergeHeads", [mixed], f"{name}.merged", domain=_DOMAIN)
 
 
-def _flash_layer(graph: Nodes, name: str, x: str, shape: GptShape) -> str:
-    h, heads = shape.hidden, {"q_num_heads": shape.heads, "kv_num_heads": shape.heads}
-    qkv = _linear(graph, f"{name}.attention.qkv", _norm(graph, f"{name}.input_norm", x, shape, bias=False), h, 3 * h)
-    parts = _parts(graph, "Split", f"{name}.attention", qkv, axis=-1, num_outputs=3)
-    mixed = graph.add("Attention", parts, f"{name}.attention.mixed", is_causal=1, **heads)
-    x = graph.add("Add", [x, _linear(graph, f"{name}.attention.dense", mixed, h, h)], f"{name}.attention.dense.added")
-    y = _norm(graph, f"{name}.post_norm", x, shape, bias=False)
-    y = graph.add("Gelu", [_linear(graph, f"{name}.mlp.up", y, h, 4 * h)], f"{name}.mlp.gelu")
-    return graph.add("Add", [x, _linear(graph, f"{name}.mlp.down", y, 4 * h, h)], f"{name}.mlp.down.added")
+def _flash_attention(graph: Nodes, name: str, qkv: str, shape: GptShape) -> str:
+    parts = _parts(graph, "SplitParts", name, qkv, shape)
+    heads = {"q_num_heads": shape.heads, "kv_num_heads": shape.heads}
+    return graph.add("Attention", parts, f"{name}.mixed", is_causal=1, **heads)

@@ -68,7 +68,15 @@ def plan_step(step: MeasuredStep, folder: Path, fitted: Fitted | None = None) ->
     Raises:
         TapError: there is none.
     """
-    cluster = with_constants(step.cluster(), fitted or {})
+    planned = _planned(step, folder, fitted or {})
+    while step.is_micro_batch_assumed and not planned.fits and step.micro_batch % 2 == 0:
+        step = replace(step, micro_batch=step.micro_batch // 2)
+        planned = _planned(step, folder, fitted or {})
+    return planned
+
+
+def _planned(step: MeasuredStep, folder: Path, fitted: Fitted) -> PlannedStep:
+    cluster = with_constants(step.cluster(), fitted)
     options = PlanOptions(
         batch=step.global_batch,
         precision=step.precision,

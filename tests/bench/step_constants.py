@@ -12,7 +12,6 @@ from tap_planner.cluster import Cluster, Device
 class Constants:
     """What is fitted of a device."""
 
-    launch_ns: int
     backward_launch_ns: int
     matrix_efficiency_permille: int
     memory_efficiency_permille: int
@@ -21,7 +20,6 @@ class Constants:
         """The device with these constants."""
         return replace(
             device,
-            launch_ns=self.launch_ns,
             backward_launch_ns=self.backward_launch_ns,
             matrix_efficiency_permille=self.matrix_efficiency_permille,
             memory_efficiency_permille=self.memory_efficiency_permille,
