@@ -190,10 +190,11 @@ def test_regret_is_what_the_choice_costs_as_measured() -> None:
 
 
 def test_a_fit_finds_constants_again(tmp_path: Path) -> None:
-    """Steps that take what constants say are fitted by those constants, as nearly as a search along one at a time goes."""
+    """Steps of small, of wide and of long models, which take what constants say, are fitted by those constants."""
     truth = Constants(backward_launch_ns=60_000, matrix_efficiency_permille=450, memory_efficiency_permille=700)
-    shapes = [SMALL, replace(SMALL, hidden=4096, heads=32, seq=1024), replace(SMALL, hidden=2048, seq=2048)]
-    steps = [_step(shape=shape, tp=tp, dp=4 // tp) for shape in shapes for tp in (1, 2, 4)]
+    wide = replace(SMALL, hidden=8192, heads=64, layers=1)
+    long = replace(SMALL, seq=4096, layers=1)
+    steps = [_step(shape=shape, tp=1, dp=2, micro_batch=4) for shape in (SMALL, wide, long)]
     rows = []
     for step in steps:
         features = features_of(plan_step(step, tmp_path, {"a100": truth}))
