@@ -44,9 +44,12 @@ def refit(rows: Sequence[tuple[MeasuredStep, StepFeatures]]) -> Fitted:
     """Fit all constants.
 
     Args:
-        rows: measured steps that ``is_fitted_on`` accepts, with their features.
+        rows: measured steps that ``is_fitted_on`` accepts, with their features; without any of A100 nothing is fitted.
     """
-    error_of_a100 = _errors([row for row in rows if row[0].device.startswith("a100")])
+    a100 = [row for row in rows if row[0].device.startswith("a100")]
+    if not a100:
+        return {}
+    error_of_a100 = _errors(a100)
     of_a100 = _constants(descend(_OF_A100, lambda values: error_of_a100(_constants(values))))
     h100 = [row for row in rows if row[0].device.startswith("h100")]
     if not h100:
