@@ -25,7 +25,19 @@ COMMANDS = ("plan", "show", "diff", "apply")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _TAP = re.compile(r"\btap-(plan|show|diff|apply)\b((?:[^`\n|]|\\\n)*)")
-_FOREIGN = {"--json", "--runs", "--data", "--models", "--clusters", "--cases", "--markdown", "--count", "--seed"}
+_FOREIGN = {
+    "--json",
+    "--runs",
+    "--data",
+    "--models",
+    "--clusters",
+    "--cases",
+    "--markdown",
+    "--count",
+    "--seed",
+    "--refit",
+    "--rows",
+}
 """Options of the benchmarks."""
 
 
