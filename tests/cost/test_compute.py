@@ -31,20 +31,20 @@ def record(type_: str, kind: ComputeKind, saved_inputs: tuple[int, ...] = (), sa
 
 
 def test_matrix_product_time() -> None:
-    """A large bf16 product runs at 53 % of 312 TFLOP/s; a small one takes what its launch takes, more backward."""
+    """A large bf16 product runs at 61 % of 312 TFLOP/s; a small one takes what its launch takes, more backward."""
     flops = 2 * 8192**3
     model = ComputeModel(A100, "bf16")
-    expected = flops / (312e12 * 0.53) * 1e9
+    expected = flops / (312e12 * 0.61) * 1e9
     assert model.time_ns(flops, 1, ComputeKind.CONTRACTION) == pytest.approx(expected, abs=1)
     assert model.time_ns(flops, 1, ComputeKind.CONTRACTION, backward=True) == pytest.approx(expected, abs=1)
     assert model.time_ns(1, 1, ComputeKind.CONTRACTION) == 25_000
-    assert model.time_ns(1, 1, ComputeKind.CONTRACTION, backward=True) == 100_000
+    assert model.time_ns(1, 1, ComputeKind.CONTRACTION, backward=True) == 155_000
 
 
 def test_memory_time() -> None:
-    """A gigabyte takes 1 / (2039 GB/s x 0.94), and an empty product or a view nothing."""
+    """A gigabyte takes 1 / (2039 GB/s x 0.92), and an empty product or a view nothing."""
     model = ComputeModel(A100, "bf16")
-    assert model.time_ns(0, 10**9, ComputeKind.MEMORY) == pytest.approx(1e9 / (2039e9 * 0.94) * 1e9, abs=1)
+    assert model.time_ns(0, 10**9, ComputeKind.MEMORY) == pytest.approx(1e9 / (2039e9 * 0.92) * 1e9, abs=1)
     assert model.time_ns(0, 0, ComputeKind.MEMORY) == 0
     assert model.time_ns(0, 10**9, ComputeKind.VIEW) == 0
 
