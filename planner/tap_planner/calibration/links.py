@@ -138,10 +138,21 @@ def fit_paces(
             for kind, algorithm in used
         }
 
+    relevant = [frozenset(rows.used(key_of)) for rows in clusters]
+    known: list[dict[object, float]] = [{} for _ in clusters]
+
+    def mean_error(number: int, table: PaceTable, launch: int) -> float:
+        """Of one cluster; most steps of the descent change nothing that concerns it."""
+        own = {key: pace for key, pace in table.items() if key in relevant[number]}
+        at = (tuple(own.values()), launch)
+        if at not in known[number]:
+            cluster = with_paces(clusters[number].cluster, own, key_of, launch)
+            known[number][at] = float(np.abs(clusters[number].log_errors(cluster)).mean())
+        return known[number][at]
+
     def loss(values: Mapping[str, float]) -> float:
         table, launch = paces(values), round(values["launch"]) if launch_ns is None else launch_ns
-        errors = [rows.log_errors(with_paces(rows.cluster, table, key_of, launch)) for rows in clusters]
-        return sum(float(np.abs(one).mean()) for one in errors) / len(errors) + _pull(values)
+        return sum(mean_error(number, table, launch) for number in range(len(clusters))) / len(clusters) + _pull(values)
 
     usual = {constant.name: constant.start for constant in constants(_START_LATENCIES_NS[0])}
 
