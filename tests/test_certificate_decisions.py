@@ -39,7 +39,7 @@ from tests.apply.random_plans import RandomPlan
 from tests.graph.models import DATA, data_model
 
 MODEL = DATA / "hm_gpt_tiny.onnx"
-CLUSTER = "2x2:a100-sxm4-80gb"
+CLUSTER = str(DATA / "clusters" / "quick-2x2.yaml")
 GPT = PlanOptions(batch=8, loss="mean", dims={"seq": 64}, mesh="dp=2,tp=2", recompute="none", max_memory_bytes="none")
 RULES = tuple(parse_rule(text, origin="--fix") for text in ("*c_fc*: tp=column", "*mlp.c_proj*: tp=row"))
 SPLIT = replace(GPT, precision="fp32", zero=1, constraints=RULES)
@@ -49,7 +49,7 @@ Tamper = Callable[[PlanDocument], PlanDocument]
 @cache
 def planned(name: str) -> PlanDocument:
     """A plan, as read from its text."""
-    options = {"free": GPT, "zero": SPLIT}[name]
+    options = {"free": replace(GPT, zero=0), "zero": SPLIT}[name]
     made = api.make_plan(PlanRequest(model=MODEL, cluster=CLUSTER, options=options))
     return from_text(to_text(made))
 
@@ -203,7 +203,7 @@ def other_gradients(document: PlanDocument) -> PlanDocument:
 
 def untrained(document: PlanDocument) -> PlanDocument:
     """A parameter that is not trained needs no gradient and no states."""
-    return parameters(document, lambda p: p.trainable, trainable=False, gradient=None)
+    return parameters(document, lambda p: p.trainable, trainable=False, gradient=None, zero_level=0, zero_axes=())
 
 
 def no_sum(document: PlanDocument) -> PlanDocument:

@@ -107,11 +107,11 @@ def test_planned_again_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_what_the_plan_says_of_caches() -> None:
-    """At real sizes each of eight devices holds the keys and values of one key head: 8192 positions of width 128, in
+    """At real sizes each of eight devices holds the keys and values of one key head: 131072 positions of width 128, in
     eight layers, two bytes each."""
-    options = PlanOptions(mode="infer", batch=1, dims={"past": 8191}, mesh="tp=8")
+    options = PlanOptions(mode="infer", batch=1, dims={"past": 131071}, mesh="tp=8")
     model = DATA / "hm_llama3_8b_decode_8l.onnx"
     predicted = api.make_plan(PlanRequest(model=model, cluster="1x8:h100-sxm5-80gb", options=options)).predicted
     assert predicted.tokens == 1
     assert list(predicted.memory_bytes) == ["parameters", "caches", "inputs", "outputs"]
-    assert predicted.memory_bytes["caches"] == 2 * 8 * 8192 * 128 * 2
+    assert predicted.memory_bytes["caches"] == 2 * 8 * 131072 * 128 * 2

@@ -18,8 +18,8 @@ TRANSPORTS = ("infiniband", "ethernet", "efa")
 """What carries the traffic between nodes, where that is known."""
 PEAK_DTYPES = ("float64", "float32", "tensorfloat32", "float16", "bfloat16", "float8", "float4", "int8")
 
-DEFAULT_LAUNCH_NS = 5_000
-"""Floor of an operator's time on a device that a cluster.yaml describes without saying; an assumption. Those of the
+DEFAULT_LAUNCH_NS = 0
+"""Floor of an operator's time on a device that a cluster.yaml describes without saying: none is assumed. Those of the
 catalogue's devices are fitted (docs/cost-model.md)."""
 DEFAULT_MATRIX_EFFICIENCY_PERMILLE = 650
 """Share of the dense peak that large matrix products reach. Megatron-LM reports 44-52 % of peak for whole steps
