@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +26,8 @@ from tap_planner.graph import BindOptions, Graph, ModelFile, WeightReader, bind,
 from tap_planner.plan import Decisions
 from tap_planner.program import Program, lower
 
-_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""What floats are computed in, by precision."""
 
 _SMALL_ELEMENTS = 1 << 20
 
@@ -90,6 +92,8 @@ class ApplyResult:
     report: VerificationReport | None
     outputs: tuple[tuple[str, np.ndarray], ...]
     """Whole outputs of the last step by ONNX name, where they were asked for."""
+    step_ns: tuple[int, ...] = ()
+    """What each step took on this process, without making its inputs; empty when verifying."""
 
 
 def idle_result(job: ApplyJob) -> ApplyResult:
@@ -218,7 +222,7 @@ class _Runner:
         self._whole = prepared.whole
         self._communicator = communicator
         self._recorder = RecordingCommunicator(communicator)
-        dtype = _DTYPES[self._program.decisions.precision]
+        dtype = DTYPES[self._program.decisions.precision]
         store = ParameterStore(self._program, self._recorder, prepared.weights, dtype)
         decisions = self._program.decisions
         training = decisions.mode == "train"
@@ -231,8 +235,12 @@ class _Runner:
         """All steps."""
         losses: list[float] = []
         outputs: tuple[tuple[str, np.ndarray], ...] = ()
+        step_ns: list[int] = []
         for step in range(self._job.steps):
-            result = self._executor.run(_inputs(self._job, self._whole, step))
+            inputs = _inputs(self._job, self._whole, step)
+            begin = self._now_ns()
+            result = self._executor.run(inputs)
+            step_ns.append(self._now_ns() - begin)
             losses.extend(self._loss(result))
             if self._job.keep_outputs and step == self._job.steps - 1:
                 outputs = self._outputs(result)
@@ -243,7 +251,13 @@ class _Runner:
             num_collectives=len(self._recorder.issued[0]),
             report=None,
             outputs=outputs,
+            step_ns=tuple(step_ns),
         )
+
+    def _now_ns(self) -> int:
+        if self._communicator.device.type == "cuda":
+            torch.cuda.synchronize(self._communicator.device)
+        return time.perf_counter_ns()
 
     def _loss(self, result: StepResult) -> list[float]:
         """The reported loss: summed over the axes where the loss is P, averaged over microbatches (not counted)."""

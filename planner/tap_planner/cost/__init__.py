@@ -12,7 +12,7 @@ from tap_planner.cost.memory import (
     parameter_memory,
     unsharded_bytes,
 )
-from tap_planner.cost.operators import operator_times_ns
+from tap_planner.cost.operators import local_work, operator_times_ns
 from tap_planner.cost.prices import CollectivePrices, PriceList, Prices, VolumeModel, prices_of
 from tap_planner.cost.reductions import ReductionCall, reduction_calls, shard_elements
 from tap_planner.cost.rounding import to_ns
@@ -40,6 +40,7 @@ __all__ = [
     "element_bits",
     "group_shape",
     "group_shapes",
+    "local_work",
     "operator_times_ns",
     "operator_work",
     "optimizer_ns",

@@ -1,0 +1,81 @@
+"""Processes that measure together: what they agree on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+
+class Team:
+    """The processes of the default group, or this one alone where there is none.
+
+    Args:
+        device: where this process computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._joined = dist.is_available() and dist.is_initialized()
+        self.size = dist.get_world_size() if self._joined else 1
+        self.is_first = not self._joined or dist.get_rank() == 0
+
+    def wait_for_all(self) -> None:
+        """Until all are here, with nothing left to do on their devices."""
+        self.synchronise()
+        if self._joined:
+            dist.barrier()
+
+    def synchronise(self) -> None:
+        """Until this process's device has done all that it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def now_ns(self) -> int:
+        """This process's clock, once its device is idle."""
+        self.synchronise()
+        return time.perf_counter_ns()
+
+    def most(self, value: float) -> float:
+        """The largest of all processes' values."""
+        return self._reduced([value], "max")[0]
+
+    def means(self, values: Sequence[float]) -> list[float]:
+        """The means over all processes."""
+        return [value / self.size for value in self._reduced(values, "sum")]
+
+    def _reduced(self, values: Sequence[float], how: str) -> list[float]:
+        if not self._joined:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM)
+        return tensor.tolist()
+
+
+class Budget:
+    """Time that is left, as all processes agree.
+
+    Args:
+        team: who agrees.
+        seconds: in all.
+        items: among how many measurements it is divided.
+    """
+
+    def __init__(self, team: Team, seconds: float, items: int) -> None:
+        self._team = team
+        self._end = time.monotonic() + seconds
+        self._left = items
+
+    def next_share(self) -> float:
+        """Seconds for the next measurement: what is left, in equal parts; not more than 0 where nothing is."""
+        left = -self._team.most(time.monotonic() - self._end)
+        share = left / max(self._left, 1)
+        self._left -= 1
+        return share
+
+
+def repetitions(once_s: float, share_s: float, least: int, most: int) -> int:
+    """How often something that takes ``once_s`` is measured in ``share_s``."""
+    return max(least, min(most, int(share_s / max(once_s, 1e-7))))
