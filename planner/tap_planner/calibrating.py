@@ -10,11 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tap_planner.cluster import Calibration, Cluster
-from tap_planner.errors import ApplyError, ClusterError, UsageError
+from tap_planner.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
-    import torch
-
     from tap_planner.apply import StepTimes, Team
     from tap_planner.calibration import Sample
 
@@ -66,11 +64,9 @@ class _Measuring:
 
     def in_process(self, world: int, tell: Callable[[object], None]) -> _Times:
         """Measure as one of the processes that ``run_task`` started."""
-        import torch
+        from tap_planner.apply import alone
 
-        from tap_planner.apply import Team
-
-        return self.run(Team(torch.device("cpu")), tell)
+        return self.run(alone("cpu"), tell)
 
     def run(self, team: Team, tell: Callable[[object], None]) -> _Times:
         """Measure as one process of a team."""
@@ -177,9 +173,9 @@ def _measure(request: CalibrateRequest, measuring: _Measuring, tell: Callable[[o
             f"the cluster has {devices} GPUs: each needs a process of a launcher",
             hint="torchrun --nproc-per-node GPUS $(which tap-calibrate) ..., or --nproc 1 for the device alone",
         )
-    from tap_planner.apply import Team
+    from tap_planner.apply import alone
 
-    return replace(measuring, links=False).run(Team(_gpu()), tell)
+    return replace(measuring, links=False).run(alone("cuda"), tell)
 
 
 def _check_local(cluster: Cluster, count: int) -> None:
@@ -201,40 +197,19 @@ def _check_local(cluster: Cluster, count: int) -> None:
 
 def _joined(measuring: _Measuring, tell: Callable[[object], None]) -> _Times | None:
     """As one of a launcher's processes."""
-    from tap_planner.apply import ProcessGroupCommunicator, Team
+    from tap_planner.apply import joined_team
 
     world = int(os.environ["WORLD_SIZE"])
-    cluster = measuring.cluster
-    if world != cluster.num_devices:
+    devices = measuring.cluster.num_devices
+    if world != devices:
         raise UsageError(
-            f"the launcher started {world} processes, the cluster has {cluster.num_devices} devices",
-            hint=f"Start {cluster.num_devices} processes, or describe {world} devices in the cluster file.",
+            f"the launcher started {world} processes, the cluster has {devices} devices",
+            hint=f"Start {devices} processes, or describe {world} devices in the cluster file.",
         )
-    if cluster.library != "gloo":
-        _gpu()
-    import torch
-
-    if cluster.library == "gloo":
-        torch.set_num_threads(1)
-    communicator = ProcessGroupCommunicator((world,), "gloo" if cluster.library == "gloo" else "nccl")
-    try:
-        team = Team(communicator.device)
+    with joined_team(world, "gloo" if measuring.cluster.library == "gloo" else "nccl") as team:
         times = measuring.run(team, tell)
         team.wait_for_all()
         return times if team.is_first else None
-    finally:
-        communicator.close()
-
-
-def _gpu() -> torch.device:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ApplyError(
-            "the cluster's devices are GPUs, and torch finds none here",
-            hint="Run tap-calibrate on a machine of the cluster, with a torch for its GPUs.",
-        )
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _fitted(measuring: _Measuring, times: _Times) -> Calibration:

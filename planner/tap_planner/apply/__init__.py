@@ -12,7 +12,7 @@ from tap_planner.apply.operators import OperatorContext, custom_operator
 from tap_planner.apply.parameters import ParameterStore
 from tap_planner.apply.process_group import ProcessGroupCommunicator
 from tap_planner.apply.runner import apply_job
-from tap_planner.apply.team import Team
+from tap_planner.apply.team import Team, alone, joined_team
 from tap_planner.apply.verify import Comparison, VerificationReport, collective_findings, verify_program
 from tap_planner.apply.weights import RandomWeights, StoredWeights, WeightSource, random_part
 
@@ -36,9 +36,11 @@ __all__ = [
     "Team",
     "VerificationReport",
     "WeightSource",
+    "alone",
     "apply_job",
     "collective_findings",
     "custom_operator",
+    "joined_team",
     "load_inputs",
     "measure_collectives",
     "measure_steps",

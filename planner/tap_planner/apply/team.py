@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+
+from tap_planner.apply.process_group import ProcessGroupCommunicator
+from tap_planner.errors import ApplyError
 
 
 class Team:
@@ -52,6 +56,52 @@ class Team:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM)
         return tensor.tolist()
+
+
+def alone(kind: str) -> Team:
+    """This process (and those of its group, where it is in one) on a device.
+
+    Args:
+        kind: ``cpu`` (one thread) or ``cuda``.
+
+    Raises:
+        ApplyError: there is no GPU.
+    """
+    if kind == "cpu":
+        torch.set_num_threads(1)
+        return Team(torch.device("cpu"))
+    _check_gpu()
+    return Team(torch.device("cuda", torch.cuda.current_device()))
+
+
+@contextmanager
+def joined_team(size: int, backend: str) -> Iterator[Team]:
+    """The processes of a launcher.
+
+    Args:
+        size: how many there are.
+        backend: ``gloo`` (CPUs, one thread each) or ``nccl``.
+
+    Raises:
+        ApplyError: there is no GPU, or another number of processes.
+    """
+    if backend == "gloo":
+        torch.set_num_threads(1)
+    else:
+        _check_gpu()
+    communicator = ProcessGroupCommunicator((size,), backend)
+    try:
+        yield Team(communicator.device)
+    finally:
+        communicator.close()
+
+
+def _check_gpu() -> None:
+    if not torch.cuda.is_available():
+        raise ApplyError(
+            "the cluster's devices are GPUs, and torch finds none here",
+            hint="Run tap-calibrate on a machine of the cluster, with a torch for its GPUs.",
+        )
 
 
 class Budget:

@@ -63,7 +63,7 @@ def elementwise(rows: int, columns: int, precision: str) -> Sample:
         e = Softmax <axis: int = -1> (d)
         y = Mul(e, gate)
     }}"""
-    weights = dict.fromkeys(("shift", "scale", "bias", "gate"), (columns,))
+    weights = {name: (columns,) for name in ("shift", "scale", "bias", "gate")}
     return _sample("memory", f"elementwise {rows}x{columns}", text, weights, rows, precision)
 
 
@@ -99,7 +99,8 @@ def layer(batch: int, positions: int, hidden: int, heads: int, precision: str) -
         for x in "qkv"
     )
     text = f"""{_HEAD} layer ({shape} x) => ({shape} y)
-        <int64[4] apart = {{0, 0, {heads}, {width}}}, int64[3] merged = {{0, 0, {hidden}}}, float scale = {{{width**-0.5}}}>
+        <int64[4] apart = {{0, 0, {heads}, {width}}}, int64[3] merged = {{0, 0, {hidden}}},
+         float scale = {{{width**-0.5}}}>
     {{
         n = LayerNormalization <axis: int = -1> (x, n1, n1b){parts}
         s = MatMul(qt, kt)
