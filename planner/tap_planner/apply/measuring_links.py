@@ -1,4 +1,9 @@
-"""Times of collectives, by the communicator that runs plans; all groups of the mesh speak at once."""
+"""Times of collectives, by the communicator that runs plans; all groups of the mesh speak at once.
+
+Over gloo a collective's time is what it adds to a stretch of computation before it, on all processes: there the host
+computes and communicates, and what a step loses at a collective is mostly the wait for the last process to arrive.
+Over nccl collectives run one after the other, as the device waits for nobody's host.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,11 @@ from tap_planner.apply.team import Budget, Team, repetitions
 _BLOCKS = 5
 _LEAST_CALLS, _MOST_CALLS = 5, 200
 _ELEMENT_BYTES = 4
+_STRETCH_NS = 2_000_000
+"""Of computation before each collective: that of a few operators, as between those of a tensor-parallel layer."""
+_SIDE = 64
+_LEAST_NS = 1_000.0
+Work = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +63,53 @@ def measure_collectives(
 
 def _measured(case: CollectiveCase, communicator: Communicator, team: Team, share_s: float) -> float:
     call = _call(case, communicator)
+    compute = _stretch(team) if team.device.type == "cpu" else None
     call()
     team.wait_for_all()
-    once_ns = team.most(_block_ns(call, team, 2))
+    both, alone = _together(call, compute)
+    once_ns = team.most(_block_ns(both, team, 2) + _block_ns(alone, team, 2))
     size = repetitions(once_ns / 1e9, share_s, _LEAST_CALLS, _MOST_CALLS) // _BLOCKS
-    team.wait_for_all()
-    blocks = [_block_ns(call, team, size) for _ in range(_BLOCKS)]
-    return team.means([statistics.median(blocks)])[0]
+    blocks: list[float] = []
+    for _ in range(_BLOCKS):
+        team.wait_for_all()
+        blocks.append(_block_ns(both, team, size))
+        team.wait_for_all()
+        blocks[-1] -= _block_ns(alone, team, size)
+    return max(team.means([statistics.median(blocks)])[0], _LEAST_NS)
 
 
-def _block_ns(call: Callable[[], object], team: Team, calls: int) -> float:
-    begin = team.now_ns()
-    for _ in range(calls):
+def _together(call: Callable[[], object], compute: Callable[[], object] | None) -> tuple[Work, Work]:
+    """What is timed, and what of it is not the collective's."""
+    if compute is None:
+        return call, lambda: None
+
+    def both() -> None:
+        compute()
         call()
-    return (team.now_ns() - begin) / calls
+
+    return both, compute
+
+
+def _stretch(team: Team) -> Callable[[], object]:
+    """Computation as between two collectives of a step, the same on every process."""
+    matrix = torch.ones((_SIDE, _SIDE), device=team.device)
+
+    def compute(operators: int = 8) -> None:
+        for _ in range(operators):
+            torch.addmm(matrix, matrix, matrix)
+
+    compute()
+    team.wait_for_all()
+    each_ns = team.most(_block_ns(compute, team, 8) / 8)
+    operators = max(round(_STRETCH_NS / each_ns), 1)
+    return lambda: compute(operators)
+
+
+def _block_ns(work: Work, team: Team, times: int) -> float:
+    begin = team.now_ns()
+    for _ in range(times):
+        work()
+    return (team.now_ns() - begin) / times
 
 
 def _call(case: CollectiveCase, communicator: Communicator) -> Callable[[], object]:
