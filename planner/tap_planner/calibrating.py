@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -90,8 +90,16 @@ class _Measuring:
             ]
             backend = "gloo" if self.cluster.library == "gloo" else "nccl"
             told = partial(progress, "collectives", len(cases))
-            collectives = measure_collectives(cases, backend, team, self.budget_s - share, told)
+            stretch_ns = _between_collectives(steps)
+            collectives = measure_collectives(cases, backend, team, self.budget_s - share, told, stretch_ns=stretch_ns)
         return _Times(steps=tuple(steps), collectives=tuple(collectives))
+
+
+def _between_collectives(steps: Sequence[StepTimes | None]) -> float:
+    """How long a step computes between two collectives, in ns: a tensor-parallel layer has two of them forward and
+    two backward (Shoeybi et al., "Megatron-LM", 2019, figure 4). The first sample is such a layer."""
+    first = next((step for step in steps if step is not None), None)
+    return 0.0 if first is None else (first.forward_ns + first.backward_ns) / 4
 
 
 def samples_for(cluster: Cluster) -> tuple[Sample, ...]:

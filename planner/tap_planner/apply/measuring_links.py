@@ -20,8 +20,6 @@ from tap_planner.apply.team import Budget, Team, repetitions
 _BLOCKS = 5
 _LEAST_CALLS, _MOST_CALLS = 5, 200
 _ELEMENT_BYTES = 4
-_STRETCH_NS = 2_000_000
-"""Of computation before each collective: that of a few operators, as between those of a tensor-parallel layer."""
 _SIDE = 64
 _LEAST_NS = 1_000.0
 Work = Callable[[], object]
@@ -39,7 +37,13 @@ class CollectiveCase:
 
 
 def measure_collectives(
-    cases: Sequence[CollectiveCase], backend: str, team: Team, seconds: float, progress: Callable[[int], None]
+    cases: Sequence[CollectiveCase],
+    backend: str,
+    team: Team,
+    seconds: float,
+    progress: Callable[[int], None],
+    *,
+    stretch_ns: float,
 ) -> list[float | None]:
     """Nanoseconds of each collective, the mean over the processes; None for those that no time was left for.
 
@@ -49,21 +53,24 @@ def measure_collectives(
         team: all its processes call this.
         seconds: for all of them.
         progress: called with the number of collectives that are done, before each.
+        stretch_ns: how long processes compute before each collective, over gloo.
     """
     budget = Budget(team, seconds, len(cases))
     shapes = dict.fromkeys(case.mesh_shape for case in cases)
+    compute = _stretch(team, stretch_ns) if team.device.type == "cpu" else None
     communicators = {shape: ProcessGroupCommunicator(shape, backend) for shape in shapes}
     found: list[float | None] = []
     for number, case in enumerate(cases):
         progress(number)
         share = budget.next_share()
-        found.append(_measured(case, communicators[case.mesh_shape], team, share) if share > 0 else None)
+        found.append(_measured(case, communicators[case.mesh_shape], compute, team, share) if share > 0 else None)
     return found
 
 
-def _measured(case: CollectiveCase, communicator: Communicator, team: Team, share_s: float) -> float:
+def _measured(
+    case: CollectiveCase, communicator: Communicator, compute: Work | None, team: Team, share_s: float
+) -> float:
     call = _call(case, communicator)
-    compute = _stretch(team) if team.device.type == "cpu" else None
     call()
     team.wait_for_all()
     both, alone = _together(call, compute)
@@ -78,7 +85,7 @@ def _measured(case: CollectiveCase, communicator: Communicator, team: Team, shar
     return max(team.means([statistics.median(blocks)])[0], _LEAST_NS)
 
 
-def _together(call: Callable[[], object], compute: Callable[[], object] | None) -> tuple[Work, Work]:
+def _together(call: Work, compute: Work | None) -> tuple[Work, Work]:
     """What is timed, and what of it is not the collective's."""
     if compute is None:
         return call, lambda: None
@@ -90,7 +97,7 @@ def _together(call: Callable[[], object], compute: Callable[[], object] | None) 
     return both, compute
 
 
-def _stretch(team: Team) -> Callable[[], object]:
+def _stretch(team: Team, stretch_ns: float) -> Work:
     """Computation as between two collectives of a step, the same on every process."""
     matrix = torch.ones((_SIDE, _SIDE), device=team.device)
 
@@ -101,7 +108,7 @@ def _stretch(team: Team) -> Callable[[], object]:
     compute()
     team.wait_for_all()
     each_ns = team.most(_block_ns(compute, team, 8) / 8)
-    operators = max(round(_STRETCH_NS / each_ns), 1)
+    operators = max(round(stretch_ns / each_ns), 1)
     return lambda: compute(operators)
 
 
