@@ -73,15 +73,13 @@ class _Measuring:
         from tap_planner.apply import CollectiveCase, measure_collectives, measure_steps
         from tap_planner.calibration import collectives_to_measure
 
-        def progress(stage: str, total: int, done: int) -> None:
+        def progress(stage: str, done: int, total: int) -> None:
             if team.is_first:
                 tell(Progress(stage, done, total))
 
         samples = samples_for(self.cluster)
         share = self.budget_s * (_DEVICE_SHARE if self.links else 1.0)
-        steps = measure_steps(
-            [sample.program for sample in samples], team, share, partial(progress, "device", len(samples))
-        )
+        steps = measure_steps([sample.program for sample in samples], team, share, partial(progress, "device"))
         collectives: list[float | None] = []
         if self.links:
             cases = [
@@ -89,7 +87,7 @@ class _Measuring:
                 for row in collectives_to_measure(self.cluster)
             ]
             backend = "gloo" if self.cluster.library == "gloo" else "nccl"
-            told = partial(progress, "collectives", len(cases))
+            told = partial(progress, "collectives")
             stretch_ns = _between_collectives(steps)
             collectives = measure_collectives(cases, backend, team, self.budget_s - share, told, stretch_ns=stretch_ns)
         return _Times(steps=tuple(steps), collectives=tuple(collectives))

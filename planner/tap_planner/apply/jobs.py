@@ -174,7 +174,7 @@ def run_job(job: ApplyJob, communicator: Communicator, prepared: Prepared | None
     with _fitting_threads(prepared.whole):
         if job.verify:
             return _verify(job, prepared, communicator)
-        return _Runner(job, prepared, communicator).run()
+        return JobRunner(job, prepared, communicator).run()
 
 
 @contextmanager
@@ -213,8 +213,14 @@ def _verify(job: ApplyJob, prepared: Prepared, communicator: Communicator) -> Ap
     )
 
 
-class _Runner:
-    """Runs the steps of a job."""
+class JobRunner:
+    """Runs the steps of a job.
+
+    Args:
+        job: what to do.
+        prepared: its model, read.
+        communicator: holds the ranks of this process.
+    """
 
     def __init__(self, job: ApplyJob, prepared: Prepared, communicator: Communicator) -> None:
         self._job = job
@@ -237,10 +243,8 @@ class _Runner:
         outputs: tuple[tuple[str, np.ndarray], ...] = ()
         step_ns: list[int] = []
         for step in range(self._job.steps):
-            inputs = _inputs(self._job, self._whole, step)
-            begin = self._now_ns()
-            result = self._executor.run(inputs)
-            step_ns.append(self._now_ns() - begin)
+            result, ns = self.step(step)
+            step_ns.append(ns)
             losses.extend(self._loss(result))
             if self._job.keep_outputs and step == self._job.steps - 1:
                 outputs = self._outputs(result)
@@ -253,6 +257,13 @@ class _Runner:
             outputs=outputs,
             step_ns=tuple(step_ns),
         )
+
+    def step(self, number: int) -> tuple[StepResult, int]:
+        """One step, and what it took in ns, without making its inputs."""
+        inputs = _inputs(self._job, self._whole, number)
+        begin = self._now_ns()
+        result = self._executor.run(inputs)
+        return result, self._now_ns() - begin
 
     def _now_ns(self) -> int:
         if self._communicator.device.type == "cuda":

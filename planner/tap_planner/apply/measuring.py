@@ -1,17 +1,16 @@
 """Times of training steps on one device as ``tap-apply`` runs them: the executor, its bookkeeping included.
 
 All processes of a team run the same step at the same time, each for itself: where they share cores or memory, that is
-in the times. Means over blocks of steps count, not single steps, as a scheduler's time slices are longer than most.
+in the times.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import torch
 
 from tap_planner.apply.communicator import RecordingCommunicator
 from tap_planner.apply.executor import StepExecutor
@@ -20,13 +19,10 @@ from tap_planner.apply.jobs import DTYPES
 from tap_planner.apply.lockstep import LockstepCommunicator
 from tap_planner.apply.optimizer import make_optimizer
 from tap_planner.apply.parameters import ParameterStore
-from tap_planner.apply.team import Budget, Team, repetitions
+from tap_planner.apply.rounds import measure_in_rounds
+from tap_planner.apply.team import Team
 from tap_planner.apply.weights import RandomWeights
 from tap_planner.program import Compute, Instruction, Phase, Program, UpdateParameters
-
-_BLOCKS = 5
-_LEAST_STEPS, _MOST_STEPS = 5, 500
-_WARM_UPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +45,7 @@ class _TimedExecutor(StepExecutor):
         optimizer = make_optimizer(decisions.optimizer, decisions.optimizer_states)
         super().__init__(program, communicator, store, optimizer, dtype=dtype)
         self._team = team
+        self._inputs = synthetic_inputs(program.graph)
         self._marks: list[int] = []
         """Begin of forward, backward and the optimizer."""
 
@@ -60,52 +57,33 @@ class _TimedExecutor(StepExecutor):
                 pass
         super()._execute(instruction)
 
-    def timed(self, inputs: Mapping[str, np.ndarray]) -> tuple[int, int, int]:
-        """Run a step; what forward, backward and the optimizer took, in ns."""
+    def block(self, runs: int) -> Sequence[float]:
+        """Mean times of forward, backward and the optimizer in so many steps."""
+        return [float(part) for part in np.mean([self._timed() for _ in range(runs)], axis=0)]
+
+    def _timed(self) -> tuple[int, int, int]:
         self._marks = []
-        self.run(inputs)
+        self.run(self._inputs)
         begin, backward, optimizer = self._marks
         return backward - begin, optimizer - backward, self._team.now_ns() - optimizer
 
 
 def measure_steps(
-    programs: Sequence[Program], team: Team, seconds: float, progress: Callable[[int], None]
+    programs: Sequence[Program], team: Team, seconds: float, progress: Callable[[int, int], None]
 ) -> list[StepTimes | None]:
-    """Measure steps one after the other.
+    """Measure steps.
 
     Args:
         programs: on meshes without axes; each has one microbatch.
         team: all its processes call this.
         seconds: for all of them.
-        progress: called with the number of steps that are done, before each.
+        progress: see ``measure_in_rounds``.
 
     Returns:
         Means over the processes; None for those that no time was left for.
     """
-    budget = Budget(team, seconds, len(programs))
-    found: list[StepTimes | None] = []
-    for number, program in enumerate(programs):
-        progress(number)
-        share = budget.next_share()
-        found.append(_measured(program, team, share) if share > 0 else None)
-    return found
-
-
-def _measured(program: Program, team: Team, share_s: float) -> StepTimes:
-    executor = _TimedExecutor(program, team)
-    inputs = synthetic_inputs(program.graph)
-    for _ in range(_WARM_UPS):
-        executor.timed(inputs)
-    team.wait_for_all()
-    once_ns = team.most(sum(executor.timed(inputs)))
-    size = repetitions(once_ns / 1e9, share_s, _LEAST_STEPS, _MOST_STEPS) // _BLOCKS
-    team.wait_for_all()
-    blocks = [np.mean([executor.timed(inputs) for _ in range(size)], axis=0) for _ in range(_BLOCKS)]
-    forward, backward, optimizer = team.means([statistics.median(part) for part in zip(*blocks, strict=True)])
-    return StepTimes(forward_ns=forward, backward_ns=backward, optimizer_ns=optimizer)
-
-
-def empty_device_cache(device: torch.device) -> None:
-    """Give memory back that measurements leave behind."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    found = measure_in_rounds([partial(_TimedExecutor, program, team) for program in programs], team, seconds, progress)
+    return [
+        None if times is None else StepTimes(forward_ns=times[0], backward_ns=times[1], optimizer_ns=times[2])
+        for times in found
+    ]

@@ -7,18 +7,17 @@ Over nccl collectives run one after the other, as the device waits for nobody's 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from tap_planner.apply.communicator import Axes, Communicator, group_size
 from tap_planner.apply.process_group import ProcessGroupCommunicator
-from tap_planner.apply.team import Budget, Team, repetitions
+from tap_planner.apply.rounds import measure_in_rounds
+from tap_planner.apply.team import Team
 
-_BLOCKS = 5
-_LEAST_CALLS, _MOST_CALLS = 5, 200
 _ELEMENT_BYTES = 4
 _SIDE = 64
 _LEAST_NS = 1_000.0
@@ -41,7 +40,7 @@ def measure_collectives(
     backend: str,
     team: Team,
     seconds: float,
-    progress: Callable[[int], None],
+    progress: Callable[[int, int], None],
     *,
     stretch_ns: float,
 ) -> list[float | None]:
@@ -52,49 +51,41 @@ def measure_collectives(
         backend: ``gloo`` or ``nccl``.
         team: all its processes call this.
         seconds: for all of them.
-        progress: called with the number of collectives that are done, before each.
+        progress: see ``measure_in_rounds``.
         stretch_ns: how long processes compute before each collective, over gloo.
     """
-    budget = Budget(team, seconds, len(cases))
     shapes = dict.fromkeys(case.mesh_shape for case in cases)
-    compute = _stretch(team, stretch_ns) if team.device.type == "cpu" else None
     communicators = {shape: ProcessGroupCommunicator(shape, backend) for shape in shapes}
-    found: list[float | None] = []
-    for number, case in enumerate(cases):
-        progress(number)
-        share = budget.next_share()
-        found.append(_measured(case, communicators[case.mesh_shape], compute, team, share) if share > 0 else None)
-    return found
+    compute = _stretch(team, stretch_ns) if backend == "gloo" else None
+    found = measure_in_rounds(
+        [partial(_Collective, case, communicators[case.mesh_shape], compute, team) for case in cases],
+        team,
+        seconds,
+        progress,
+    )
+    return [None if times is None else max(times[0], _LEAST_NS) for times in found]
 
 
-def _measured(
-    case: CollectiveCase, communicator: Communicator, compute: Work | None, team: Team, share_s: float
-) -> float:
-    call = _call(case, communicator)
-    call()
-    team.wait_for_all()
-    both, alone = _together(call, compute)
-    once_ns = team.most(_block_ns(both, team, 2) + _block_ns(alone, team, 2))
-    size = repetitions(once_ns / 1e9, share_s, _LEAST_CALLS, _MOST_CALLS) // _BLOCKS
-    blocks: list[float] = []
-    for _ in range(_BLOCKS):
-        team.wait_for_all()
-        blocks.append(_block_ns(both, team, size))
-        team.wait_for_all()
-        blocks[-1] -= _block_ns(alone, team, size)
-    return max(team.means([statistics.median(blocks)])[0], _LEAST_NS)
+class _Collective:
+    """A collective after a stretch of computation, where there is one."""
 
+    def __init__(self, case: CollectiveCase, communicator: Communicator, compute: Work | None, team: Team) -> None:
+        self._call = _call(case, communicator)
+        self._compute = compute
+        self._team = team
 
-def _together(call: Work, compute: Work | None) -> tuple[Work, Work]:
-    """What is timed, and what of it is not the collective's."""
-    if compute is None:
-        return call, lambda: None
+    def block(self, runs: int) -> Sequence[float]:
+        """What one call adds to the computation."""
+        if self._compute is None:
+            return [_block_ns(self._call, self._team, runs)]
+        with_calls = _block_ns(self._both, self._team, runs)
+        self._team.wait_for_all()
+        return [with_calls - _block_ns(self._compute, self._team, runs)]
 
-    def both() -> None:
-        compute()
-        call()
-
-    return both, compute
+    def _both(self) -> None:
+        assert self._compute is not None
+        self._compute()
+        self._call()
 
 
 def _stretch(team: Team, stretch_ns: float) -> Work:

@@ -102,30 +102,3 @@ def _check_gpu() -> None:
             "the cluster's devices are GPUs, and torch finds none here",
             hint="Run tap-calibrate on a machine of the cluster, with a torch for its GPUs.",
         )
-
-
-class Budget:
-    """Time that is left, as all processes agree.
-
-    Args:
-        team: who agrees.
-        seconds: in all.
-        items: among how many measurements it is divided.
-    """
-
-    def __init__(self, team: Team, seconds: float, items: int) -> None:
-        self._team = team
-        self._end = time.monotonic() + seconds
-        self._left = items
-
-    def next_share(self) -> float:
-        """Seconds for the next measurement: what is left, in equal parts; not more than 0 where nothing is."""
-        left = -self._team.most(time.monotonic() - self._end)
-        share = left / max(self._left, 1)
-        self._left -= 1
-        return share
-
-
-def repetitions(once_s: float, share_s: float, least: int, most: int) -> int:
-    """How often something that takes ``once_s`` is measured in ``share_s``."""
-    return max(least, min(most, int(share_s / max(once_s, 1e-7))))

@@ -63,7 +63,7 @@ def elementwise(rows: int, columns: int, precision: str) -> Sample:
         e = Softmax <axis: int = -1> (d)
         y = Mul(e, gate)
     }}"""
-    weights = {name: (columns,) for name in ("shift", "scale", "bias", "gate")}
+    weights: dict[str, tuple[int, ...]] = dict.fromkeys(("shift", "scale", "bias", "gate"), (columns,))
     return _sample("memory", f"elementwise {rows}x{columns}", text, weights, rows, precision)
 
 
