@@ -51,8 +51,8 @@ def command(
 ) -> int:
     """Measure devices and links of a cluster, and write what the cost model needs of them."""
     show_warnings(quiet=quiet, verbose=verbose)
-    check_writable(output)
-    check_writable(report)
+    check_writable(output, "calibration.json")
+    check_writable(report, "report.json")
     started = time.perf_counter()
     from tap_planner import api
 

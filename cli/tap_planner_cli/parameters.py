@@ -147,12 +147,12 @@ def common_options(command: F) -> F:
     return command
 
 
-def check_writable(output: Path | None) -> None:
-    """Fail before the work, not after it."""
+def check_writable(output: Path | None, example: str) -> None:
+    """Fail before the work, not after it; ``example`` is a name for such a file."""
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"{output}: the folder {output.parent} does not exist", hint=f"mkdir -p {output.parent}")
     if output is not None and output.is_dir():
-        raise UsageError(f"{output} is a folder, expected a file name", hint=f"Try -o {output / 'plan.json'}")
+        raise UsageError(f"{output} is a folder, expected a file name", hint=f"Try -o {output / example}")
 
 
 def _version() -> str:

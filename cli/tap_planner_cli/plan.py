@@ -297,7 +297,7 @@ def _unique(option: str, pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 
 def _plan(request: PlanRequest, values: dict[str, Any], started: float) -> int:
     output: Path | None = values["output"]
-    check_writable(output)
+    check_writable(output, "plan.json")
     old = None if values["stay_near"] is None else read_plan(values["stay_near"])
     if old is not None:
         check_digests(old)

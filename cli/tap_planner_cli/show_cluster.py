@@ -26,6 +26,7 @@ def print_cluster(console: Console, cluster: Cluster, findings: Sequence[str]) -
         console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
         heading(console, "Levels, inner to outer")
         console.print(_level_table(cluster.levels))
+        _print_paces(console, cluster)
     heading(console, "Findings")
     for finding in findings or ("none",):
         console.print(printable(finding), soft_wrap=True)
@@ -36,8 +37,11 @@ def _device_rows(device: Device, reserved_bytes: int) -> list[tuple[str, str]]:
     return [
         ("memory", format_bytes(device.memory_bytes) + reserved),
         ("memory bandwidth", _rate(device.memory_bandwidth_bytes_per_s, "B/s")),
+        ("reached of that", _share(device.memory_efficiency_permille)),
         *((f"peak {dtype}", _rate(peak, "FLOP/s")) for dtype, peak in device.peak_flops.items()),
+        ("reached of that", f"{_share(device.matrix_efficiency_permille)} by matrix products"),
         ("launch", format_ns(device.launch_ns)),
+        *((("launch backward", format_ns(device.backward_floor_ns)),) if device.backward_launch_ns is not None else ()),
         ("source", device.source or "-"),
     ]
 
@@ -59,6 +63,20 @@ def _level_table(levels: Iterable[Level]) -> Table:
     return table(columns, rows, right=(*columns[3:], "size"))
 
 
+def _print_paces(console: Console, cluster: Cluster) -> None:
+    """How near the library's algorithms come to the links of levels that are used."""
+    rows = [
+        (level.name, algorithm, _share(pace.efficiency_permille), format_ns(level.latency_ns + pace.latency_ns))
+        for level in cluster.levels
+        if level.size > 1
+        for algorithm, pace in level.paces
+    ]
+    if rows:
+        heading(console, f"Collectives of {cluster.library}, each call {format_ns(cluster.collective_launch_ns)}")
+        columns = ("level", "algorithm", "of the bandwidth", "latency of a step")
+        console.print(table(columns, rows, right=columns[2:]))
+
+
 def _print_groups(console: Console, cluster: Cluster) -> None:
     """Unlike nodes: device and links of every group, then the pace of equal parts."""
     for number, group in enumerate(cluster.node_groups):
@@ -69,6 +87,10 @@ def _print_groups(console: Console, cluster: Cluster) -> None:
         console.print(_level_table(cluster.link(level, number) for level in range(len(cluster.levels))))
     heading(console, "Equal parts on all of them: the pace of the slowest, the memory of the smallest")
     console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
+
+
+def _share(permille: int) -> str:
+    return f"{permille / 10:g} %"
 
 
 def _rate(value: int, unit: str) -> str:

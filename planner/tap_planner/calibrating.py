@@ -118,7 +118,7 @@ def samples_for(cluster: Cluster) -> tuple[Sample, ...]:
 
 def samples_for_gpu(precisions: tuple[str, ...]) -> tuple[Sample, ...]:
     """The same for a GPU."""
-    from tap_planner.calibration import attention, elementwise, layer, product
+    from tap_planner.calibration import attention, elementwise, fused_attention, layer, product
 
     samples = [layer(1, 8, 32, 2, precisions[0]), layer(2, 16, 64, 4, precisions[0]), layer(4, 32, 128, 4, "fp32")]
     for precision in precisions:
@@ -127,6 +127,7 @@ def samples_for_gpu(precisions: tuple[str, ...]) -> tuple[Sample, ...]:
         samples += [product(8192, 128, 8192, precision), product(4096, 8192, 1024, precision)]
         samples += [elementwise(rows, 4096, precision) for rows in (512, 4096, 16384)]
         samples += [attention(8, 1024, 16, 64, precision), attention(4, 2048, 16, 128, precision)]
+        samples += [fused_attention(8, 1024, 16, 64, precision), fused_attention(4, 2048, 16, 128, precision)]
         samples += [layer(8, 1024, 2048, 16, precision)]
     return tuple(samples)
 

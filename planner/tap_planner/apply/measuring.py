@@ -1,7 +1,7 @@
 """Times of training steps on one device as ``tap-apply`` runs them: the executor, its bookkeeping included.
 
-All processes of a team run the same step at the same time, each for itself: where they share cores or memory, that is
-in the times.
+All processes of a team run the same step at the same time, each for itself, and begin each step together, as training
+steps do: where they share cores or memory, that is in the times.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class _TimedExecutor(StepExecutor):
 
     def _timed(self) -> tuple[int, int, int]:
         self._marks = []
+        self._team.wait_for_all()
         self.run(self._inputs)
         begin, backward, optimizer = self._marks
         return backward - begin, optimizer - backward, self._team.now_ns() - optimizer

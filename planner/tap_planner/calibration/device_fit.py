@@ -17,12 +17,12 @@ from tap_planner.calibration.descent import Constant, descend
 from tap_planner.calibration.residuals import fit_rows
 from tap_planner.calibration.samples import Sample
 from tap_planner.cluster import CalibratedDevice, Device, FitRow
-from tap_planner.cost import ComputeModel, local_work
+from tap_planner.cost import ComputeModel, Work, local_work
 from tap_planner.operators import ComputeKind, record_of
 from tap_planner.program import Program, local_factor_sizes, local_operands, made_gradients
 from tap_planner.sharding import local_elements
 
-__all__ = ["MeasuredStep", "fit_device"]
+__all__ = ["MeasuredStep", "fit_device", "sample_work"]
 
 _DTYPES: Mapping[str, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 _FLOORS = {"forward": 10_000.0, "backward": 30_000.0}
@@ -87,6 +87,17 @@ def _works(program: Program, compute: ComputeModel) -> list[tuple[int, int, int,
         )
         found.append((work.forward_flops, work.forward_bytes, work.backward_flops, work.backward_bytes))
     return found
+
+
+def sample_work(sample: Sample, device: Device) -> Work:
+    """All FLOPs and bytes of a sample's step."""
+    totals = np.array(_works(sample.program, ComputeModel(device, sample.precision)), dtype=np.int64).sum(axis=0)
+    return Work(
+        forward_flops=int(totals[0]),
+        forward_bytes=int(totals[1]),
+        backward_flops=int(totals[2]),
+        backward_bytes=int(totals[3]),
+    )
 
 
 def fit_device(device: Device, steps: Sequence[MeasuredStep]) -> tuple[CalibratedDevice, tuple[FitRow, ...]]:

@@ -22,8 +22,9 @@ from tap_planner.plan import (
 )
 from tap_planner.program import Program, lower
 
-__all__ = ["Sample", "attention", "elementwise", "layer", "product", "program_on_one_device"]
+__all__ = ["Sample", "attention", "elementwise", "fused_attention", "layer", "product", "program_on_one_device"]
 
+_FUSED_HEAD = '<ir_version: 11, opset_import: ["" : 23]>'
 _HEAD = '<ir_version: 10, opset_import: ["" : 20]>'
 
 
@@ -80,6 +81,18 @@ def attention(batch: int, positions: int, heads: int, width: int, precision: str
         y = MatMul(p, k)
     }}"""
     name = f"attention {batch}x{heads}x{positions}x{width}"
+    return _sample("attention", name, text, {"gate": (width,)}, batch, precision)
+
+
+def fused_attention(batch: int, positions: int, heads: int, width: int, precision: str) -> Sample:
+    """The same as one operator."""
+    shape = f"float[batch, {heads}, {positions}, {width}]"
+    text = f"""{_FUSED_HEAD} fused ({shape} x) => ({shape} y) {{
+        q = Mul(x, gate)
+        k = Add(x, gate)
+        y = Attention(q, k, k)
+    }}"""
+    name = f"fused attention {batch}x{heads}x{positions}x{width}"
     return _sample("attention", name, text, {"gate": (width,)}, batch, precision)
 
 
