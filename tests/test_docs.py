@@ -21,10 +21,10 @@ DOCUMENTS = [
     ROOT / "plans" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-COMMANDS = ("plan", "show", "diff", "apply")
+COMMANDS = ("plan", "show", "diff", "apply", "calibrate")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-_TAP = re.compile(r"\btap-(plan|show|diff|apply)\b((?:[^`\n|]|\\\n)*)")
+_TAP = re.compile(r"\btap-(plan|show|diff|apply|calibrate)\b((?:[^`\n|]|\\\n)*)")
 _FOREIGN = {
     "--json",
     "--runs",
@@ -37,6 +37,8 @@ _FOREIGN = {
     "--seed",
     "--refit",
     "--rows",
+    "--like",
+    "--device",
 }
 """Options of the benchmarks."""
 

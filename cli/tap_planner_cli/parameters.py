@@ -6,9 +6,12 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from importlib import metadata
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from tap_planner.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +52,22 @@ class PercentType(click.ParamType):
         if match is None:
             self.fail(f"{value!r} is no percentage, expected for example 0.1% or 0%", param, ctx)
         return 100 * int(match[1]) + int((match[2] or "0").ljust(2, "0"))
+
+
+class SecondsType(click.ParamType):
+    """``90s`` or ``5min``."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds."""
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|h)", value)
+        seconds = float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]] if match else 0.0
+        if seconds <= 0:
+            self.fail(f"{value!r} is no time with its unit, expected for example 60s or 5min", param, ctx)
+        return seconds
 
 
 class NumberOrAuto(click.ParamType):
@@ -110,6 +129,7 @@ def _number(text: str) -> int | None:
 
 PERCENT = PercentType()
 SIZE = SizeType()
+SECONDS = SecondsType()
 COLORS = ("auto", "always", "never")
 
 
@@ -125,6 +145,14 @@ def common_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def check_writable(output: Path | None, example: str) -> None:
+    """Fail before the work, not after it; ``example`` is a name for such a file."""
+    if output is not None and not output.parent.is_dir():
+        raise UsageError(f"{output}: the folder {output.parent} does not exist", hint=f"mkdir -p {output.parent}")
+    if output is not None and output.is_dir():
+        raise UsageError(f"{output} is a folder, expected a file name", hint=f"Try -o {output / example}")
 
 
 def _version() -> str:

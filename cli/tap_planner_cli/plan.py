@@ -40,7 +40,7 @@ from tap_planner.plan import (
 from tap_planner.processes import usable_cores, use_processes
 from tap_planner_cli.console import make_console, show_warnings
 from tap_planner_cli.errors import EXIT_NEGATIVE, printable, run
-from tap_planner_cli.parameters import PERCENT, SIZE, Assignment, NumberOrAuto, common_options, settings
+from tap_planner_cli.parameters import PERCENT, SIZE, Assignment, NumberOrAuto, check_writable, common_options, settings
 from tap_planner_cli.summary import print_alternatives, print_summary, write_report
 
 _POSITIVE = click.IntRange(min=1)
@@ -297,7 +297,7 @@ def _unique(option: str, pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 
 def _plan(request: PlanRequest, values: dict[str, Any], started: float) -> int:
     output: Path | None = values["output"]
-    _check_writable(output)
+    check_writable(output, "plan.json")
     old = None if values["stay_near"] is None else read_plan(values["stay_near"])
     if old is not None:
         check_digests(old)
@@ -316,14 +316,6 @@ def _plan(request: PlanRequest, values: dict[str, Any], started: float) -> int:
     if values["report"] is not None:
         write_report(values["report"], started, document=document, others=others)
     return 0
-
-
-def _check_writable(output: Path | None) -> None:
-    """Fail before the work, not after it."""
-    if output is not None and not output.parent.is_dir():
-        raise UsageError(f"{output}: the folder {output.parent} does not exist", hint=f"mkdir -p {output.parent}")
-    if output is not None and output.is_dir():
-        raise UsageError(f"{output} is a folder, expected a file name", hint=f"Try -o {output / 'plan.json'}")
 
 
 def _check(context: click.Context, model: Path, cluster: str, plan: Path, values: dict[str, Any]) -> int:

@@ -37,34 +37,33 @@ def _device_rows(device: Device, reserved_bytes: int) -> list[tuple[str, str]]:
     return [
         ("memory", format_bytes(device.memory_bytes) + reserved),
         ("memory bandwidth", _rate(device.memory_bandwidth_bytes_per_s, "B/s")),
+        ("reached of that", _share(device.memory_efficiency_permille)),
         *((f"peak {dtype}", _rate(peak, "FLOP/s")) for dtype, peak in device.peak_flops.items()),
-        ("launch", f"{format_ns(device.launch_ns)}, backward {format_ns(device.backward_floor_ns)}"),
-        ("reached", _reached(device)),
+        ("reached of that", f"{_share(device.matrix_efficiency_permille)} by matrix products"),
+        ("launch", format_ns(device.launch_ns)),
+        *((("launch backward", format_ns(device.backward_floor_ns)),) if device.backward_launch_ns is not None else ()),
         ("source", device.source or "-"),
     ]
-
-
-def _reached(device: Device) -> str:
-    shares = (device.matrix_efficiency_permille, device.memory_efficiency_permille)
-    matrix, memory = (f"{share / 10:g}%" for share in shares)
-    padding = f", products in multiples of {device.matrix_padding}" if device.matrix_padding > 1 else ""
-    return f"{matrix} of the peak, {memory} of the memory bandwidth{padding}"
 
 
 def _print_paces(console: Console, cluster: Cluster) -> None:
     """What each algorithm reaches of each level's links, where anything is known."""
     from tap_planner.cluster import ALGORITHMS
 
-    if not any(level.paces for level in cluster.levels):
+    levels = [level for level in cluster.levels if level.size > 1 and level.paces]
+    if not levels:
         return
-    heading(console, f"Collectives ({cluster.library}): share of the links, latency of a step beside theirs")
-    names = [name for name in ALGORITHMS if any(name in dict(level.paces) for level in cluster.levels)]
-    rows = [(level.name, *(_pace(dict(level.paces).get(name)) for name in names)) for level in cluster.levels]
+    launch = format_ns(cluster.collective_launch_ns)
+    heading(console, f"Collectives of {cluster.library}, each call {launch}: share of the links, latency of a step")
+    names = [name for name in ALGORITHMS if any(name in dict(level.paces) for level in levels)]
+    rows = [(level.name, *(_pace(level, dict(level.paces).get(name)) for name in names)) for level in levels]
     console.print(table(("level", *names), rows, right=tuple(names)))
 
 
-def _pace(pace: Pace | None) -> str:
-    return "-" if pace is None else f"{pace.efficiency_permille / 10:g}% {format_ns(pace.latency_ns)}"
+def _pace(level: Level, pace: Pace | None) -> str:
+    return (
+        "-" if pace is None else f"{_share(pace.efficiency_permille)} {format_ns(level.latency_ns + pace.latency_ns)}"
+    )
 
 
 def _level_table(levels: Iterable[Level]) -> Table:
@@ -94,6 +93,10 @@ def _print_groups(console: Console, cluster: Cluster) -> None:
         console.print(_level_table(cluster.link(level, number) for level in range(len(cluster.levels))))
     heading(console, "Equal parts on all of them: the pace of the slowest, the memory of the smallest")
     console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
+
+
+def _share(permille: int) -> str:
+    return f"{permille / 10:g} %"
 
 
 def _rate(value: int, unit: str) -> str:

@@ -7,11 +7,14 @@ plans needs neither.
 from __future__ import annotations
 
 import logging
+import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tap_planner.alternatives import Alternative, best_on_other_meshes
+from tap_planner.calibrating import CalibrateRequest, Progress, calibrate
 from tap_planner.choosing import choose_states, with_states
 from tap_planner.documents import LoweredResult, document_of, lower_result
 from tap_planner.errors import ApplyError, InfeasibleError, UsageError
@@ -34,7 +37,7 @@ from tap_planner.verification import CertificateReport, verify
 
 if TYPE_CHECKING:
     from tap_planner.apply import ApplyResult, VerificationReport
-    from tap_planner.cluster import Cluster
+    from tap_planner.cluster import Calibration, Cluster
     from tap_planner.graph import Graph
     from tap_planner.program import Program
     from tap_planner.search import SearchResult
@@ -43,10 +46,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Alternative",
     "ApplyOutcome",
+    "CalibrateRequest",
     "CertificateReport",
     "PreparedSearch",
+    "Progress",
     "alternatives",
     "apply_plan",
+    "calibrate_cluster",
     "check_plan",
     "diff_plans",
     "lower_plan",
@@ -57,6 +63,8 @@ __all__ = [
 ]
 
 _log = logging.getLogger("tap_planner")
+_ENOUGH_STEPS = 3
+"""Of fewer no time is told: the first one is slower than the others."""
 
 # -- planning ----------------------------------------------------------------------------------------------------
 
@@ -290,7 +298,13 @@ class ApplyOutcome:
         if self.report is not None:
             return tuple(self.report.lines())
         losses = tuple(f"step {step}: loss {loss:.8g}" for step, loss in enumerate(self.result.losses))
-        return (*losses, f"{self.result.num_ranks} ranks, {self.result.num_collectives} collectives per rank")
+        times = self.result.step_ns
+        shown = f"step time: {statistics.median(times) / 1e6:.3f} ms (median of {len(times)})"
+        return (
+            *losses,
+            *((shown,) if len(times) >= _ENOUGH_STEPS else ()),
+            f"{self.result.num_ranks} ranks, {self.result.num_collectives} collectives per rank",
+        )
 
 
 def apply_plan(request: ApplyRequest) -> ApplyOutcome:
@@ -323,6 +337,32 @@ def apply_plan(request: ApplyRequest) -> ApplyOutcome:
         num_devices=len(document.mesh.ranks) + document.mesh.num_left_out,
     )
     return ApplyOutcome(result=apply_job(job, num_processes=request.nproc, backend=request.backend))
+
+
+def calibrate_cluster(
+    request: CalibrateRequest, on_progress: Callable[[Progress], None] = lambda progress: None
+) -> Calibration | None:
+    """Measure a cluster's devices and links, and fit the cost model's figures to that.
+
+    Args:
+        request: what is asked.
+        on_progress: called while measuring.
+
+    Returns:
+        The figures; None in a launcher's processes other than the first.
+
+    Raises:
+        TapError: the cluster file is wrong, the number of processes does not fit it, or measuring fails.
+    """
+    from tap_planner.cluster import load_cluster
+
+    cluster = load_cluster(request.cluster)
+    try:
+        return calibrate(request, cluster, on_progress)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ApplyError("tap-calibrate needs torch", hint="pip install 'tap-planner[apply]'") from error
 
 
 def _devices(document: PlanDocument) -> tuple[int, ...]:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tap_planner.calibrating import CalibrateRequest, Progress
+from tap_planner.cluster import CalibratedDevice, CalibratedLevel, Calibration, FitRow, Pace
 from tap_planner.plan import ApplyRequest, Claim, PlanDiff, PlanDocument, PlanRequest, diff_plans
 from tap_planner.verification import CertificateReport
+
+CALIBRATION = Calibration(
+    device=CalibratedDevice(
+        name="cpu-core",
+        launch_ns=11_000,
+        peak_flops={"float32": 50_000_000_000},
+        matrix_efficiency_permille=500,
+        memory_bandwidth_bytes_per_s=10_000_000_000,
+        memory_efficiency_permille=900,
+    ),
+    library="gloo",
+    levels=(CalibratedLevel(name="node", bandwidth_bytes_per_s=10**9, paces=(("ring", Pace(latency_ns=5)),)),),
+    fit=(FitRow(kind="matrix forward", rows=7, median_permille=31, worst_permille=120),),
+)
 
 
 @dataclass
@@ -28,7 +45,8 @@ class FakeApi:
     error: BaseException | None = None
     passed: bool = True
     verified: list[tuple[PlanDocument, Path, bool]] = field(default_factory=list)
-    requests: list[PlanRequest | ApplyRequest] = field(default_factory=list)
+    calibration: Calibration | None = CALIBRATION
+    requests: list[PlanRequest | ApplyRequest | CalibrateRequest] = field(default_factory=list)
     old: list[PlanDocument | None] = field(default_factory=list)
     """The old plans that plans were to stay near to."""
 
@@ -69,3 +87,14 @@ class FakeApi:
         self.requests.append(request)
         self._answer()
         return FakeOutcome(passed=self.passed)
+
+    CalibrateRequest = CalibrateRequest
+
+    def calibrate_cluster(
+        self, request: CalibrateRequest, on_progress: Callable[[Progress], None]
+    ) -> Calibration | None:
+        """The prepared figures."""
+        self.requests.append(request)
+        self._answer()
+        on_progress(Progress("device", 1, 2))
+        return self.calibration

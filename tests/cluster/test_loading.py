@@ -115,7 +115,7 @@ BOMB = "a: &a [x,x,x]\nb: &b [*a,*a,*a]\nnodes: *b\n"
         ("inter_node: {bandwidth: 25 GB/s}\n", "c.yaml:1", "'device' is missing"),
         (GOOD + "nodes: 3\n", "c.yaml:7", "occurs twice, first in line 3"),
         (GOOD + "inter_nodes: {bandwith: 1}\n", "c.yaml:7", "did you mean 'inter_node'"),
-        (GOOD + "calibration: a.json\n", "c.yaml:7", "not supported yet"),
+        (GOOD + "calibration: a.json\n", "a.json", "the calibration file cannot be read"),
         (GOOD + "reserved_memory: 80 GiB\n", "c.yaml:7", "less than"),
         ("[" * 100_000, "c.yaml:1", "nested deeper"),
         ("a: 1\n---\nb: 2\n", "c.yaml", "not valid YAML"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +26,8 @@ from tap_planner.graph import BindOptions, Graph, ModelFile, WeightReader, bind,
 from tap_planner.plan import Decisions
 from tap_planner.program import Program, lower
 
-_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""What floats are computed in, by precision."""
 
 _SMALL_ELEMENTS = 1 << 20
 
@@ -90,6 +92,8 @@ class ApplyResult:
     report: VerificationReport | None
     outputs: tuple[tuple[str, np.ndarray], ...]
     """Whole outputs of the last step by ONNX name, where they were asked for."""
+    step_ns: tuple[int, ...] = ()
+    """What each step took on this process, without making its inputs; empty when verifying."""
 
 
 def idle_result(job: ApplyJob) -> ApplyResult:
@@ -170,7 +174,7 @@ def run_job(job: ApplyJob, communicator: Communicator, prepared: Prepared | None
     with _fitting_threads(prepared.whole):
         if job.verify:
             return _verify(job, prepared, communicator)
-        return _Runner(job, prepared, communicator).run()
+        return JobRunner(job, prepared, communicator).run()
 
 
 @contextmanager
@@ -209,8 +213,14 @@ def _verify(job: ApplyJob, prepared: Prepared, communicator: Communicator) -> Ap
     )
 
 
-class _Runner:
-    """Runs the steps of a job."""
+class JobRunner:
+    """Runs the steps of a job.
+
+    Args:
+        job: what to do.
+        prepared: its model, read.
+        communicator: holds the ranks of this process.
+    """
 
     def __init__(self, job: ApplyJob, prepared: Prepared, communicator: Communicator) -> None:
         self._job = job
@@ -218,7 +228,7 @@ class _Runner:
         self._whole = prepared.whole
         self._communicator = communicator
         self._recorder = RecordingCommunicator(communicator)
-        dtype = _DTYPES[self._program.decisions.precision]
+        dtype = DTYPES[self._program.decisions.precision]
         store = ParameterStore(self._program, self._recorder, prepared.weights, dtype)
         decisions = self._program.decisions
         training = decisions.mode == "train"
@@ -231,8 +241,10 @@ class _Runner:
         """All steps."""
         losses: list[float] = []
         outputs: tuple[tuple[str, np.ndarray], ...] = ()
+        step_ns: list[int] = []
         for step in range(self._job.steps):
-            result = self._executor.run(_inputs(self._job, self._whole, step))
+            result, ns = self.step(step)
+            step_ns.append(ns)
             losses.extend(self._loss(result))
             if self._job.keep_outputs and step == self._job.steps - 1:
                 outputs = self._outputs(result)
@@ -243,7 +255,20 @@ class _Runner:
             num_collectives=len(self._recorder.issued[0]),
             report=None,
             outputs=outputs,
+            step_ns=tuple(step_ns),
         )
+
+    def step(self, number: int) -> tuple[StepResult, int]:
+        """One step, and what it took in ns, without making its inputs."""
+        inputs = _inputs(self._job, self._whole, number)
+        begin = self._now_ns()
+        result = self._executor.run(inputs)
+        return result, self._now_ns() - begin
+
+    def _now_ns(self) -> int:
+        if self._communicator.device.type == "cuda":
+            torch.cuda.synchronize(self._communicator.device)
+        return time.perf_counter_ns()
 
     def _loss(self, result: StepResult) -> list[float]:
         """The reported loss: summed over the axes where the loss is P, averaged over microbatches (not counted)."""

@@ -55,6 +55,7 @@ class ProcessGroupCommunicator:
     ) -> None:
         self._mesh_shape = tuple(mesh_shape)
         backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+        self._backend = backend
         self._device = _device_of(backend)
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
@@ -127,10 +128,14 @@ class ProcessGroupCommunicator:
         return [result]
 
     def reduce_scatter(self, parts: Sequence[Tensor], axes: Axes) -> Parts:
-        """See ``Communicator.reduce_scatter``."""
-        if self._device.type == "cpu":  # gloo would run one all_reduce per slot: as many bytes, more rounds
-            (whole,) = self.all_reduce(parts, axes)
-            return [whole[group_index(self._mesh_shape, axes, self._coordinates)].clone()]
+        """See ``Communicator.reduce_scatter``.
+
+        Over gloo it is an all-reduce of which a part is kept: gloo's own moves as many bytes, in several calls whose
+        latencies add up (3 times as long for small tensors on 4 processes).
+        """
+        if self._backend == "gloo":
+            (summed,) = self.all_reduce(parts, axes)
+            return [summed[group_index(self._mesh_shape, axes, self._coordinates)].clone()]
         part = parts[0].contiguous()
         result = part.new_empty(part.shape[1:])
         if part.numel():

@@ -25,7 +25,9 @@ _START_LATENCIES_NS = (4_000.0, 40_000.0)
 """The better of what is found from these is taken: along single constants the way from one to the other is barred."""
 _PULL = 1e-3
 """What a constant's distance from its start weighs beside the mean error, both in logarithms."""
-_LATENCY_RANGE_NS = (100.0, 1_000_000.0)
+_LEAST_LATENCY_NS = 100.0
+MOST_LATENCY_NS = 1_000_000.0
+"""Of one step of an algorithm between accelerators."""
 _LAUNCH = Constant(name="launch", start=20_000.0, least=100.0, most=1e6)
 PaceTable = Mapping[tuple[str, str], Pace]
 """(kind of link, algorithm) -> pace."""
@@ -107,6 +109,7 @@ def fit_paces(
     measured: Sequence[MeasuredCluster],
     key_of: Callable[[int, Level], str] = kind_of_link,
     launch_ns: int | None = None,
+    most_latency_ns: float = MOST_LATENCY_NS,
 ) -> tuple[dict[tuple[str, str], Pace], int]:
     """One efficiency and one latency for each kind of link and algorithm, common to all clusters.
 
@@ -114,19 +117,22 @@ def fit_paces(
         measured: clusters; each has the same weight, however many rows it has.
         key_of: (number of the level, level) -> what links are of one kind.
         launch_ns: what every call takes before anything is sent; None: fitted as well.
+        most_latency_ns: up to where latencies of one step are looked for.
 
     Returns:
         The paces that the rows tell something about, and the launch.
     """
     clusters = [_Rows(one) for one in measured]
     used = sorted({key for rows in clusters for key in rows.used(key_of)})
-    least_ns, most_ns = _LATENCY_RANGE_NS
 
     def constants(latency_ns: float) -> list[Constant]:
         found = [
             Constant(name=f"e {k} {a}", start=_START_EFFICIENCY, least=LEAST_EFFICIENCY, most=1.0) for k, a in used
         ]
-        found += [Constant(name=f"l {k} {a}", start=latency_ns, least=least_ns, most=most_ns) for k, a in used]
+        found += [
+            Constant(name=f"l {k} {a}", start=latency_ns, least=_LEAST_LATENCY_NS, most=most_latency_ns)
+            for k, a in used
+        ]
         return found if launch_ns is not None else [*found, _LAUNCH]
 
     def paces(values: Mapping[str, float]) -> dict[tuple[str, str], Pace]:

@@ -1,5 +1,14 @@
 """Clusters: cluster.yaml and the shorthand, the device catalogue, meshes on the topology."""
 
+from tap_planner.cluster.calibration import (
+    CalibratedDevice,
+    CalibratedLevel,
+    Calibration,
+    FitRow,
+    calibrated,
+    calibration_text,
+)
+from tap_planner.cluster.calibration_files import load_calibration, parse_calibration
 from tap_planner.cluster.catalogue import CatalogueEntry, catalogue_device, catalogue_entry, device_names
 from tap_planner.cluster.linting import lint
 from tap_planner.cluster.loading import load_cluster, parse_cluster
@@ -23,15 +32,21 @@ __all__ = [
     "NETWORK",
     "STAND_INS",
     "USUAL_COLLECTIVE_LAUNCH_NS",
+    "CalibratedDevice",
+    "CalibratedLevel",
+    "Calibration",
     "CatalogueEntry",
     "Cluster",
     "Device",
+    "FitRow",
     "Level",
     "Mesh",
     "MeshAxis",
     "NodeGroup",
     "Pace",
     "axis_levels",
+    "calibrated",
+    "calibration_text",
     "catalogue_device",
     "catalogue_entry",
     "device_names",
@@ -41,9 +56,11 @@ __all__ = [
     "idle_boxes",
     "kind_of_link",
     "lint",
+    "load_calibration",
     "load_cluster",
     "mesh_on",
     "mesh_places",
+    "parse_calibration",
     "parse_cluster",
     "parse_mesh",
     "part_of",

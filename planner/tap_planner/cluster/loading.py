@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tap_planner.cluster.calibration import calibrated
+from tap_planner.cluster.calibration_files import load_calibration
 from tap_planner.cluster.catalogue import catalogue_entry
 from tap_planner.cluster.document import Entry, read_document
 from tap_planner.cluster.node_groups import read_groups
@@ -73,8 +75,6 @@ def parse_cluster(text: str, *, file: str) -> Cluster:
     """
     document = read_document(text, file)
     keys = document.mapping(_KEYS)
-    if "calibration" in keys:
-        keys["calibration"].fail("calibration files are not supported yet, expected no such key")
     described = _described(document, keys)
     if described.num_devices > MAX_DEVICES:
         document.fail(f"the cluster has {described.num_devices} devices, expected at most {MAX_DEVICES}")
@@ -83,7 +83,7 @@ def parse_cluster(text: str, *, file: str) -> Cluster:
     if not library:
         document.fail("no library serves all these devices by default", f"Add library: {' or '.join(LIBRARIES)}.")
     launch_ns = keys["collective_launch"].quantity(TIME) if "collective_launch" in keys else None
-    return with_usual_paces(
+    cluster = with_usual_paces(
         Cluster(
             name=name,
             library=library,
@@ -94,6 +94,13 @@ def parse_cluster(text: str, *, file: str) -> Cluster:
             node_groups=described.groups,
         )
     )
+    return _measured(cluster, keys["calibration"]) if "calibration" in keys else cluster
+
+
+def _measured(cluster: Cluster, entry: Entry) -> Cluster:
+    """At the figures of a calibration file, whose path is relative to the cluster file."""
+    calibration = load_calibration(Path(entry.file).parent / entry.text())
+    return calibrated(cluster, calibration, f"{entry.place}: {entry.path}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

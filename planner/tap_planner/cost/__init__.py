@@ -13,7 +13,7 @@ from tap_planner.cost.memory import (
     parameter_memory,
     unsharded_bytes,
 )
-from tap_planner.cost.operators import operator_times_ns
+from tap_planner.cost.operators import local_work, operator_times_ns
 from tap_planner.cost.prices import CollectivePrices, FlatModel, PriceList, Prices, VolumeModel, prices_of
 from tap_planner.cost.products import padded_points
 from tap_planner.cost.reductions import ReductionCall, reduction_calls, shard_elements
@@ -45,6 +45,7 @@ __all__ = [
     "group_shapes",
     "leaving_bytes",
     "leaving_bytes_of_step",
+    "local_work",
     "operator_times_ns",
     "operator_work",
     "optimizer_ns",

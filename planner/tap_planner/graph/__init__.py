@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tap_planner.graph.assembly import bind
     from tap_planner.graph.bodies import run_body
     from tap_planner.graph.loading import ModelFile, load_model
+    from tap_planner.graph.texts import model_of_text
     from tap_planner.graph.training import TRAINABLE_KEY
     from tap_planner.graph.weights import WeightReader
 
@@ -25,6 +26,7 @@ _LAZY = {
     "WeightReader": "weights",
     "bind": "assembly",
     "load_model": "loading",
+    "model_of_text": "texts",
     "run_body": "bodies",
 }
 
@@ -45,6 +47,7 @@ __all__ = [
     "WeightReader",
     "bind",
     "load_model",
+    "model_of_text",
     "run_body",
 ]
 
