@@ -37,6 +37,7 @@ _FOREIGN = {
     "--seed",
     "--refit",
     "--rows",
+    "--write",
     "--like",
     "--device",
 }
