@@ -5,9 +5,7 @@
 ``tap-calibrate`` measures four gloo processes; then six named plans of two GPTs, each predicted at least 15 % apart
 from the others, are run by what ``tap-apply`` runs, on four processes. A step's time is the mean over the processes, a
 plan's the median of its steps; the plans of a model take turns step by step, so that what else the machine does falls
-on all alike. Shown are both times, Spearman's rank correlation and the errors of the predictions. ``tap-apply`` does
-one thing after another, so what the prediction hides of communication is added to it again (``with_overlap_ms`` is
-without).
+on all alike. Shown are both times, Spearman's rank correlation and the errors of the predictions.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -75,9 +73,6 @@ class Row:
     model: str
     plan: str
     predicted_ms: float
-    """Nothing hidden."""
-    with_overlap_ms: float
-    """As the plan has it."""
     measured_ms: float
     error: float
     """predicted / measured - 1"""
@@ -119,11 +114,6 @@ def named_plans(anatomy: Anatomy) -> tuple[Named, ...]:
     )
 
 
-def in_order_ns(document: PlanDocument) -> int:
-    """The predicted step where nothing overlaps."""
-    return document.predicted.step_ns + document.predicted.hidden_ns
-
-
 def planned(model: Model, plan: Named, cluster: str) -> PlanDocument | None:
     """The best plan of a name; None where the model has none."""
     rules = [parse_constraint(rule) for rule in plan.rules]
@@ -153,8 +143,8 @@ def chosen(model: Model, cluster: str) -> list[tuple[Named, PlanDocument]]:
         document = planned(model, plan, cluster)
         if document is None:
             continue
-        step_ns = in_order_ns(document)
-        near = [other.name for other, known in found if _are_near(step_ns, in_order_ns(known))]
+        step_ns = document.predicted.step_ns
+        near = [other.name for other, known in found if _are_near(step_ns, known.predicted.step_ns)]
         print(f"{model.name}, {plan.name}: {step_ns / 1e6:.3f} ms", f"near {near[0]}" if near else "", file=sys.stderr)
         if not near:
             found.append((plan, document))
@@ -235,13 +225,12 @@ def measure(budget: str, steps: int, known: Path | None) -> list[Row]:
             plans = chosen(model, cluster)
             times = measured_ns(model, [document for _, document in plans], steps)
             for (plan, document), found in zip(plans, times, strict=True):
-                predicted = in_order_ns(document)
+                predicted = document.predicted.step_ns
                 rows.append(
                     Row(
                         model=model.name,
                         plan=plan.name,
                         predicted_ms=round(predicted / 1e6, 3),
-                        with_overlap_ms=round(document.predicted.step_ns / 1e6, 3),
                         measured_ms=round(found / 1e6, 3),
                         error=round(predicted / found - 1, 3),
                     )
@@ -250,12 +239,12 @@ def measure(budget: str, steps: int, known: Path | None) -> list[Row]:
     return rows
 
 
-def correlations(rows: Sequence[Row], predicted: Callable[[Row], float]) -> dict[str, float]:
+def correlations(rows: Sequence[Row]) -> dict[str, float]:
     """Spearman's correlation of predicted with measured times, per model and over all."""
     names = list(dict.fromkeys(row.model for row in rows))
     parts = {name: [row for row in rows if row.model == name] for name in names} | {"all": list(rows)}
     return {
-        name: round(spearman([predicted(row) for row in part], [row.measured_ms for row in part]), 3)
+        name: round(spearman([row.predicted_ms for row in part], [row.measured_ms for row in part]), 3)
         for name, part in parts.items()
     }
 
@@ -270,20 +259,14 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = measure(given.budget, given.steps, given.calibration)
-    found = correlations(rows, lambda row: row.predicted_ms)
-    with_overlap = correlations(rows, lambda row: row.with_overlap_ms)
+    found = correlations(rows)
     error = statistics.median(abs(row.error) for row in rows)
     if given.json:
-        result = {
-            "rows": [asdict(row) for row in rows],
-            "spearman": found,
-            "spearman_with_overlap": with_overlap,
-            "median_error": error,
-        }
+        result = {"rows": [asdict(row) for row in rows], "spearman": found, "median_error": error}
         print(json.dumps(result, indent=2))
         return
     print(markdown([asdict(row) for row in rows]))
-    print(f"\nSpearman: {found}; with overlap {with_overlap}; median absolute error {100 * error:.1f} %")
+    print(f"\nSpearman: {found}; median absolute error {100 * error:.1f} %")
 
 
 if __name__ == "__main__":

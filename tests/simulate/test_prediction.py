@@ -63,6 +63,17 @@ def test_sums_and_bounds(name: str, mesh: tuple[int, ...], zero: int, recompute:
         assert prediction.step_ns >= sum(ns for _, levels, ns in times if level in levels)
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+def test_nothing_is_hidden_over_gloo(zero: int) -> None:
+    """What accelerators would hide is exposed where the cores that compute also communicate."""
+    plan = RandomPlan(model_graph("gpt2_tiny", 1), (4,), zero, zero=zero).build()
+    program = placed(lower(model_graph("gpt2_tiny", 1), replace(plan, precision="bf16")), LEVELS[(4,)])
+    cluster = load_cluster("2x2:a100-sxm4-80gb")
+    overlapped, waiting = (predict(program, replace(cluster, library=library)) for library in ("nccl", "gloo"))
+    assert overlapped.hidden_ns > 0 == waiting.hidden_ns
+    assert waiting.step_ns == waiting.compute_ns + waiting.communication_ns
+
+
 def timed(program: Program, cluster: Cluster) -> Iterator[tuple[Phase, set[str], int]]:
     """(phase, levels, ns of all calls) of the Program's collectives."""
     decisions = program.decisions

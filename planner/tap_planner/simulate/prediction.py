@@ -3,7 +3,8 @@
 One microbatch is a pass of the main stream. Gradients of ZeRO 2 and 3 are reduced in every pass, those of ZeRO 0 and 1
 in the last one. A bucket may be reduced when the last of its gradients is made; a ZeRO-3 gather may start with the
 region that runs before the one that needs it. All must be done at the end of the pass; nothing overlaps with the
-optimizer's step and the gathers after it.
+optimizer's step and the gathers after it. Over gloo nothing overlaps at all: its collectives need the cores that
+compute, and ``tap-apply``, which runs there, waits for each.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class _Predicting:
     def __init__(self, program: Program, cluster: Cluster) -> None:
         self._program = program
         self._durations = Durations(program, cluster)
+        self._overlaps = cluster.library != "gloo"
         self._compute_ns = 0
         self._communication_ns = 0
         self._main: list[tuple[Busy, ...]] = []
@@ -89,7 +91,7 @@ class _Predicting:
         self._step()
         hidden: Counter[str] = Counter({GRADIENT: 0, GATHER: 0})
         for passes, background in ((microbatches - 1, self._every), (1, [*self._every, *self._once])):
-            if passes and background:
+            if self._overlaps and passes and background:
                 for kind, ns in hidden_ns(self._main, background).items():
                     hidden[kind] += passes * ns
         return Prediction(compute_ns=self._compute_ns, communication_ns=self._communication_ns, hidden=dict(hidden))
