@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tap_planner.graph import BindOptions, Graph
     from tap_planner.search import NoStrategyError, Roles, SearchRequest, SpaceRules, StrategyFilter, Target, Variant
 
-__all__ = ["PreparedSearch", "bind_options", "limit_bytes", "prepare", "price_list_of", "times_of", "with_options"]
+__all__ = ["PreparedSearch", "bind_options", "limit_bytes", "prepare", "times_of", "with_options"]
 
 _log = logging.getLogger("tap_planner")
 
@@ -147,11 +147,11 @@ def _request(
         optimizer_states="bf16" if options.optimizer_states == "bf16" else "fp32",
         uniform_settings=space.target is not None and space.target.uniform_settings,
         hybrid_zero=space.target is None or space.target.hybrid_zero,
-        prices=price_list_of(options),
+        prices=_price_list(options),
     )
 
 
-def price_list_of(options: PlanOptions) -> PriceList:
+def _price_list(options: PlanOptions) -> PriceList:
     """What the search adds up."""
     from tap_planner.cost import PriceList
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tap_planner.calibration import MeasuredCluster, MeasuredCollective
-from tap_planner.cluster import Cluster, Mesh, MeshAxis, catalogue_entry, load_cluster, with_usual_paces
+from tap_planner.cluster import TRANSPORTS, Cluster, Mesh, MeshAxis, catalogue_entry, load_cluster, with_usual_paces
 
 DATA = Path(__file__).parent.parent / "data" / "measurements"
 """Copies of the rows, with their sources."""
@@ -21,7 +21,6 @@ LEAST_BYTES = 1 << 20
 GRID_SYSTEM = "Alpa V100 profile"
 """Its rows are in both files; they count once, from the grid."""
 _NICS = re.compile(r"(?:([0-9]+)x)?([0-9]+)Gb")
-TRANSPORTS = ("infiniband", "ethernet", "efa")
 _DEVICES = {
     "h100": "h100-sxm5-80gb",
     "h200": "h200-sxm-141gb",
@@ -84,7 +83,7 @@ def _listed(path: Path) -> Iterator[Row]:
         inside = ranks if nodes == 1 else per_node
         size = per_node if per_node % inside == 0 else inside
         cluster = _cluster(row["gpu"], nodes, size, row["interconnect"])
-        mesh = _mesh(size // inside, ranks)
+        mesh = _mesh_of(size // inside, ranks)
         yield Row(
             system=row["system"],
             cluster=cluster,
@@ -130,10 +129,6 @@ def grid_groups(hosts: int, per_host: int, ranks: int, spanned: int, stride: int
 
 def _mesh_of(*sizes: int) -> Mesh:
     return Mesh(axes=tuple(MeshAxis(name=f"a{index}", size=size) for index, size in enumerate(sizes)))
-
-
-def _mesh(groups: int, ranks: int) -> Mesh:
-    return _mesh_of(groups, ranks)
 
 
 def _cluster(gpu: str, nodes: int, per_node: int, interconnect: str) -> Cluster:

@@ -13,7 +13,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tap_planner import api
@@ -122,15 +122,9 @@ def answer(case: Case) -> Answer:
 
 
 def _request(case: Case, cluster: Path) -> api.PlanRequest:
-    given = {name: getattr(case.options, name) for name in ("max_memory_bytes", "zero", "recompute", "microbatches")}
-    options = PlanOptions(
-        loss="mean", batch=case.batch, dims={"seq": case.seq}, mesh=case.mesh, precision=_precision(case), **given
-    )
+    precision = "fp16" if "v100" in case.before else "bf16"
+    options = replace(case.options, batch=case.batch, dims={"seq": case.seq}, mesh=case.mesh, precision=precision)
     return api.PlanRequest(model=MODEL, cluster=str(cluster), options=options)
-
-
-def _precision(case: Case) -> str:
-    return "fp16" if "v100" in case.before else "bf16"
 
 
 def communicated(document: PlanDocument) -> Counter[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tap_planner.apply.clock import now_ns
 from tap_planner.apply.communicator import Communicator, RecordingCommunicator
 from tap_planner.apply.executor import StepExecutor, StepResult
 from tap_planner.apply.inputs import load_inputs, synthetic_inputs
@@ -261,14 +261,10 @@ class JobRunner:
     def step(self, number: int) -> tuple[StepResult, int]:
         """One step, and what it took in ns, without making its inputs."""
         inputs = _inputs(self._job, self._whole, number)
-        begin = self._now_ns()
+        device = self._communicator.device
+        begin = now_ns(device)
         result = self._executor.run(inputs)
-        return result, self._now_ns() - begin
-
-    def _now_ns(self) -> int:
-        if self._communicator.device.type == "cuda":
-            torch.cuda.synchronize(self._communicator.device)
-        return time.perf_counter_ns()
+        return result, now_ns(device) - begin
 
     def _loss(self, result: StepResult) -> list[float]:
         """The reported loss: summed over the axes where the loss is P, averaged over microbatches (not counted)."""

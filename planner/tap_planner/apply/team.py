@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
+from tap_planner.apply.clock import now_ns, synchronise
 from tap_planner.apply.process_group import ProcessGroupCommunicator
 from tap_planner.errors import ApplyError
 
@@ -34,13 +34,11 @@ class Team:
 
     def synchronise(self) -> None:
         """Until this process's device has done all that it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronise(self.device)
 
     def now_ns(self) -> int:
         """This process's clock, once its device is idle."""
-        self.synchronise()
-        return time.perf_counter_ns()
+        return now_ns(self.device)
 
     def most(self, value: float) -> float:
         """The largest of all processes' values."""

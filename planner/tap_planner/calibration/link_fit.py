@@ -104,15 +104,7 @@ def _name(index: int, level: Level) -> str:
 def _bare(level: Level, bandwidth: float) -> Level:
     """The level without any figure of its own: links as fast as anything seen, shared by its NICs."""
     each = max(round(bandwidth * level.oversubscription_permille / (1000 * level.nics)), 1)
-    return replace(
-        level,
-        bandwidth_bytes_per_s=each,
-        latency_ns=0,
-        paces=(),
-        group_bandwidths=(),
-        exchange_bandwidths=(),
-        host_bandwidth_bytes_per_s=None,
-    )
+    return replace(level.at(each), latency_ns=0, paces=())
 
 
 def _calibrated(level: Level, paces: dict[str, Pace]) -> CalibratedLevel:

@@ -60,8 +60,7 @@ def with_paces(
 
     def paced(index: int, level: Level) -> Level:
         key = key_of(index, level)
-        known = dict(level.paces) | {algorithm: pace for (kind, algorithm), pace in table.items() if kind == key}
-        return replace(level, paces=tuple(sorted(known.items())))
+        return level.paced({algorithm: pace for (kind, algorithm), pace in table.items() if kind == key})
 
     levels = tuple(paced(index, level) for index, level in enumerate(cluster.levels))
     groups = tuple(replace(group, intra_node=paced(0, group.intra_node)) for group in cluster.node_groups)
@@ -123,7 +122,8 @@ def fit_paces(
         The paces that the rows tell something about, and the launch.
     """
     clusters = [_Rows(one) for one in measured]
-    used = sorted({key for rows in clusters for key in rows.used(key_of)})
+    relevant = [frozenset(rows.used(key_of)) for rows in clusters]
+    used = sorted(frozenset[tuple[str, str]]().union(*relevant))
 
     def constants(latency_ns: float) -> list[Constant]:
         found = [
@@ -144,7 +144,6 @@ def fit_paces(
             for kind, algorithm in used
         }
 
-    relevant = [frozenset(rows.used(key_of)) for rows in clusters]
     known: list[dict[object, float]] = [{} for _ in clusters]
 
     def mean_error(number: int, table: PaceTable, launch: int) -> float:

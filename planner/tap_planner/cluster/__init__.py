@@ -25,12 +25,23 @@ from tap_planner.cluster.meshes import (
 )
 from tap_planner.cluster.paces import NETWORK, USUAL_COLLECTIVE_LAUNCH_NS, kind_of_link, usual_paces, with_usual_paces
 from tap_planner.cluster.subsets import device_parts, friendly_counts, restricted
-from tap_planner.cluster.types import ALGORITHMS, STAND_INS, Cluster, Device, Level, NodeGroup, Pace, slowest_device
+from tap_planner.cluster.types import (
+    ALGORITHMS,
+    STAND_INS,
+    TRANSPORTS,
+    Cluster,
+    Device,
+    Level,
+    NodeGroup,
+    Pace,
+    slowest_device,
+)
 
 __all__ = [
     "ALGORITHMS",
     "NETWORK",
     "STAND_INS",
+    "TRANSPORTS",
     "USUAL_COLLECTIVE_LAUNCH_NS",
     "CalibratedDevice",
     "CalibratedLevel",

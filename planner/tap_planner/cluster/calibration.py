@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tap_planner.cluster.types import PEAK_DTYPES, Cluster, Device, Level, Pace
+from tap_planner.cluster.types import PEAK_DTYPES, Cluster, Device, Level, Pace, paces_to_json
 from tap_planner.errors import ClusterError
 
 FORMAT_VERSION = "1.0"
@@ -125,18 +125,11 @@ def _device(device: Device, measured: CalibratedDevice) -> Device:
 
 def _level(level: Level, measured: CalibratedLevel) -> Level:
     """Tables by group size and limits of hosts describe links by data sheet: a measured bandwidth replaces them."""
-    paces = tuple(sorted((dict(level.paces) | dict(measured.paces)).items()))
-    level = replace(level, paces=paces)
+    level = level.paced(dict(measured.paces))
     if measured.latency_ns is not None:
         level = replace(level, latency_ns=measured.latency_ns)
     if measured.bandwidth_bytes_per_s is not None:
-        level = replace(
-            level,
-            bandwidth_bytes_per_s=measured.bandwidth_bytes_per_s,
-            group_bandwidths=(),
-            exchange_bandwidths=(),
-            host_bandwidth_bytes_per_s=None,
-        )
+        level = level.at(measured.bandwidth_bytes_per_s)
     return level
 
 
@@ -176,8 +169,5 @@ def _level_json(level: CalibratedLevel) -> dict[str, object]:
     document: dict[str, object] = {"name": level.name}
     _put(document, "bandwidth_bytes_per_s", level.bandwidth_bytes_per_s)
     _put(document, "latency_ns", level.latency_ns)
-    document["paces"] = {
-        name: {"efficiency_permille": pace.efficiency_permille, "latency_ns": pace.latency_ns}
-        for name, pace in level.paces
-    }
+    document["paces"] = paces_to_json(level.paces)
     return document

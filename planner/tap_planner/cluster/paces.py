@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from importlib import resources
 
-from tap_planner.cluster.types import ALGORITHMS, Cluster, Level, Pace
+from tap_planner.cluster.types import Cluster, Level, Pace
 
 NETWORK = "network"
 """Kind of link of all levels but the first, where their transport is not known."""
@@ -58,5 +58,5 @@ def with_usual_paces(cluster: Cluster) -> Cluster:
 
 def _paced(level: Level, library: str, index: int) -> Level:
     general = dict(usual_paces(library, NETWORK)) if index else {}
-    known = general | dict(usual_paces(library, kind_of_link(index, level))) | dict(level.paces)
-    return replace(level, paces=tuple((name, known[name]) for name in sorted(ALGORITHMS) if name in known))
+    usual = general | dict(usual_paces(library, kind_of_link(index, level)))
+    return level.paced(usual | dict(level.paces))

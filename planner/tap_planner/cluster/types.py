@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -125,6 +125,20 @@ class Level:
     def pace(self, algorithm: str) -> Pace:
         """Pace of an algorithm."""
         return next((pace for name, pace in self.paces if name == algorithm), USUAL_PACE)
+
+    def paced(self, paces: Mapping[str, Pace]) -> Level:
+        """The level with these paces by algorithm; algorithms that are not named keep theirs."""
+        return replace(self, paces=tuple(sorted((dict(self.paces) | dict(paces)).items())))
+
+    def at(self, bandwidth_bytes_per_s: int) -> Level:
+        """The level with one bandwidth for groups of any size, and no limit of a host."""
+        return replace(
+            self,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            group_bandwidths=(),
+            exchange_bandwidths=(),
+            host_bandwidth_bytes_per_s=None,
+        )
 
     def device_bandwidth(self, peers: int, *, exchange: bool = False) -> int:
         """What one child may send per second in a group of ``peers`` children (over one of its links)."""
@@ -360,11 +374,15 @@ def _level_to_json(level: Level, index: int) -> dict[str, object]:
         if table:
             document[f"{key}_bandwidths_bytes_per_s"] = {str(size): bandwidth for size, bandwidth in table}
     if level.paces:
-        document["paces"] = {
-            name: {"efficiency_permille": pace.efficiency_permille, "latency_ns": pace.latency_ns}
-            for name, pace in level.paces
-        }
+        document["paces"] = paces_to_json(level.paces)
     return document
+
+
+def paces_to_json(paces: Iterable[tuple[str, Pace]]) -> dict[str, object]:
+    """Paces by algorithm, as plans and calibration files hold them."""
+    return {
+        name: {"efficiency_permille": pace.efficiency_permille, "latency_ns": pace.latency_ns} for name, pace in paces
+    }
 
 
 def _device_from_json(record: _Record) -> Device:

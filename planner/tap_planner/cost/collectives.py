@@ -47,6 +47,7 @@ bytes were counted on a link (docs/cost-model.md, "Bytes over a link"); ``cost/l
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -111,9 +112,8 @@ class CollectiveModel:
 
     def on_links(self, cluster: Cluster) -> CollectiveModel:
         """The same groups on links of other figures; ``cluster`` differs from this model's in those only."""
-        model = CollectiveModel.__new__(CollectiveModel)
-        model.cluster, model.mesh = cluster, self.mesh
-        model._shapes, model._choices = self._shapes, {}
+        model = copy.copy(self)
+        model.cluster, model._choices = cluster, {}
         return model
 
     def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
