@@ -339,7 +339,7 @@ class Lane:
         ceiling, wanted = self._ceiling, self._request.ceiling_ns
         if wanted is not None and bound_ns >= wanted:
             return True
-        return ceiling is not None and bound_ns >= ceiling * (1 - self._request.gap)
+        return ceiling is not None and bound_ns >= ceiling / (1 + self._request.gap)
 
     def _too_long(self, candidate: _Candidate) -> bool:
         """Whether enough was done for meshes of many axes."""

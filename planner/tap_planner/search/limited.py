@@ -479,7 +479,8 @@ class LimitedSearch:
             return
         weights = self._weights(self.multiplier or (self._probe[1] if self._probe else Fraction(0)))
         try:
-            bound_ns, choices = solve_master(self._solver, self._limit, self.bound_ns, ceiling, weights)
+            enough = math.ceil(ceiling / (1 + self._gap))
+            bound_ns, choices = solve_master(self._solver, self._limit, self.bound_ns, ceiling, weights, enough)
         except WidthError:
             return
         self.bound_ns = max(self.bound_ns, min(bound_ns, ceiling))
@@ -566,7 +567,7 @@ class LimitedSearch:
         """The SCALE x weighted bound by which nothing here can be much better than a plan that is known."""
         if known_ns is None:
             return None
-        return SCALE * (math.ceil(known_ns * (1 - self._gap)) * weights.time + weights.memory * (self._limit or 0))
+        return SCALE * (math.ceil(known_ns / (1 + self._gap)) * weights.time + weights.memory * (self._limit or 0))
 
     def _hopeless(self) -> bool:
         """Whether nothing can come under the best solution known by more than the gap."""
@@ -574,7 +575,7 @@ class LimitedSearch:
 
     def _is_near(self, known: int | None) -> bool:
         """Whether the bound is within the gap of a solution."""
-        return known is not None and self.bound_ns >= known * (1 - self._gap)
+        return known is not None and self.bound_ns >= known / (1 + self._gap)
 
 
 def least_memory(solver: Solver) -> tuple[int, int]:

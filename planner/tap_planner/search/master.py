@@ -41,7 +41,7 @@ MAX_SEPARATED = 20_000
 
 
 def solve_master(
-    solver: Solver, limit_bytes: int, bound_ns: int, ceiling_ns: int, weights: Weights
+    solver: Solver, limit_bytes: int, bound_ns: int, ceiling_ns: int, weights: Weights, enough_ns: int | None = None
 ) -> tuple[int, Choices | None]:
     """Look for the fastest assignment within the limit that is faster than ``ceiling_ns``.
 
@@ -51,6 +51,7 @@ def solve_master(
         bound_ns: what is proven so far.
         ceiling_ns: only faster assignments matter.
         weights: of the Lagrangian bound.
+        enough_ns: a bound as large as this need not be raised further; None: the ceiling.
 
     Returns:
         A lower bound of the least time (at most the ceiling), and the best assignment found, if any is faster.
@@ -59,11 +60,13 @@ def solve_master(
         WidthError: the first window already holds too much.
     """
     _, marginals = solver.marginals(weights)
+    solver.make_exact()  # windows are small again
     window = max(bound_ns // FIRST_WINDOW, 1)
     best: Choices | None = None
     proven = bound_ns
-    while proven < ceiling_ns:
-        reach = min(bound_ns + window, ceiling_ns)
+    enough_ns = ceiling_ns if enough_ns is None else min(enough_ns, ceiling_ns)
+    while proven < min(enough_ns, ceiling_ns):
+        reach = min(bound_ns + window, enough_ns, ceiling_ns)
         ceiling = SCALE * (weights.time * reach + weights.memory * limit_bytes)
         alive = solver.parts.domains.within(marginals, ceiling)
         found, inside = None, reach
@@ -83,7 +86,7 @@ def solve_master(
         proven = max(proven, min(inside, reach))
         if inside < reach and found is None:
             break
-        if reach >= ceiling_ns:
+        if reach >= min(enough_ns, ceiling_ns):
             proven = max(proven, min(inside, ceiling_ns))
             break
         window *= WINDOW_GROWTH

@@ -26,7 +26,7 @@ from tap_planner.search.wide import widen
 
 MAX_DENSE_ENTRIES = 20_000
 """Largest exact table over all variables of a term of more than two; beyond, set variables stand between them."""
-MAX_LOOSE = 4
+MAX_LOOSE = 8
 """Terms whose patterns are given up one by one where tables are too large; then all of them are."""
 MAX_RELAXED_ENTRIES = 200_000
 """Largest relaxed table over a run's boundary and what its occurrences share; its powers take minutes beyond."""

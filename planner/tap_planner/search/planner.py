@@ -95,7 +95,7 @@ class _Answer:
                 group = (found.key.mesh, found.key.microbatches)
                 if group != (best.mesh, best.microbatches) and (group not in others or found.ns < others[group][1].ns):
                     others[group] = (lane, found)
-        near = [pair for pair in others.values() if pair[1].ns * (1 - self.request.gap) <= bound_ns]
+        near = [pair for pair in others.values() if pair[1].ns / (1 + self.request.gap) <= bound_ns]
         near.sort(key=lambda pair: (pair[1].ns, pair[1].key.mesh, pair[1].key.microbatches))
         return [(lane, found.key) for lane, found in near[:MAX_RUNNERS_UP]]
 

@@ -107,6 +107,10 @@ class Solver:
             restricted.parts.use_shares(self.parts.shares)
         return restricted
 
+    def make_exact(self) -> None:
+        """Take terms that larger windows have loosened as exact again."""
+        self._loose = frozenset()
+
     def prepare_sets(self) -> None:
         """Choose the set variables of the exact stage.
 
