@@ -13,6 +13,7 @@ from tap_planner.operators.fitting import check_fit
 from tap_planner.operators.output import CACHE_OPERAND, OUTPUT
 from tap_planner.operators.registry import known_types, lookup, record_for, record_of, rule_of
 from tap_planner.operators.saved import kept_for_backward
+from tap_planner.operators.transfer import TRANSFER
 from tap_planner.operators.types import (
     AttributeValue,
     ComputeKind,
@@ -31,6 +32,7 @@ __all__ = [
     "CACHE_OPERAND",
     "CUSTOM_RULE",
     "OUTPUT",
+    "TRANSFER",
     "AttributeValue",
     "ComputeKind",
     "CustomRule",

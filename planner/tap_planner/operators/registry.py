@@ -33,6 +33,7 @@ from tap_planner.operators import (
     signals,
     spatial,
     state_space,
+    transfer,
 )
 from tap_planner.operators.building import ALL_OPERANDS, replicated_rule
 from tap_planner.operators.custom import CUSTOM_RULE
@@ -76,6 +77,7 @@ _FAMILIES = (
     state_space,
     loss,
     output,
+    transfer,
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tap_planner.schedule import PipelineSchedule
 from tap_planner.sharding import Placements, Step, data_axes
 
 
@@ -147,6 +148,20 @@ class LossDecision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineDecision:
+    """How the model is cut in chunks, and in which order the stages work on them."""
+
+    chunks: tuple[int, ...]
+    """Index of the first operator of every chunk (virtual stage), in model order."""
+    schedule: PipelineSchedule
+    """Its ranks are the stages."""
+
+    def stage_of(self, chunk: int) -> int:
+        """The stage that holds a chunk."""
+        return self.schedule.rank_and_chunk(chunk)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
     """A whole plan as the applier sees it."""
 
@@ -166,6 +181,14 @@ class Decisions:
     buckets: tuple[BucketDecision, ...]
     regions: tuple[Region, ...]
     """Partition of ``operators``, in order."""
+    pipeline: PipelineDecision | None = None
+    """None: one stage, which works on one microbatch after the other. ``axes`` are those of one stage; every stage has
+    a mesh of that shape, and ranks count stage by stage."""
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline."""
+        return 1 if self.pipeline is None else self.pipeline.schedule.num_stages
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:

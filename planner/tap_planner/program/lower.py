@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tap_planner.errors import ApplyError
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.plan import Decisions, OperandDecision, OperatorDecision
-from tap_planner.program.reading import Reading, made_gradients, rerun_of_regions, with_releases
+from tap_planner.program.reading import Reading, made_gradients, part_gradients, rerun_of_regions
+from tap_planner.program.stages import Stages
 from tap_planner.program.types import (
+    Chunk,
     Compute,
     ForgetParameters,
     GatherParameters,
     GatherUpdated,
     Instruction,
+    Part,
     Phase,
     Program,
+    Receive,
     Redistribute,
     ReduceGradients,
     ReduceShards,
+    Send,
+    SumTied,
     UpdateParameters,
 )
 from tap_planner.sharding import Placements
@@ -28,20 +34,19 @@ def lower(graph: Graph, decisions: Decisions) -> Program:
     """Turn decisions into a Program.
 
     Args:
-        graph: the model bound with the batch of one microbatch.
+        graph: the model bound with the batch of one microbatch, and cut in stages (``graph.cut_in_stages``).
         decisions: as expanded from a plan.
 
     Raises:
         ApplyError: the decisions are not about this graph, or a bucket cannot be reduced as they say.
     """
     lowering = _Lowering(graph, decisions)
-    microbatch, step = lowering.instructions()
     mean = decisions.loss is not None and decisions.loss.kind != "sum"
     return Program(
         graph=graph,
         decisions=decisions,
-        microbatch=microbatch,
-        step=step,
+        chunks=tuple(lowering.chunks()),
+        steps=tuple(lowering.steps()),
         loss_scale_denominator=decisions.microbatches if mean else 1,
     )
 
@@ -54,6 +59,7 @@ class _Lowering:
         self.decisions = decisions
         self._check()
         self.reading = Reading(graph, decisions)
+        self.stages = Stages(graph, decisions)
         self.region_of = self._region_of()
         self.rerun = rerun_of_regions(graph, decisions)
         self.bucket_of_tensor = self._gathered_tensors()
@@ -104,23 +110,52 @@ class _Lowering:
                     found[bucket] = (found.get(bucket, (region, region))[0], region)
         return found
 
-    def instructions(self) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
-        """Instructions per microbatch and per step."""
-        microbatch = list(self._forward())
-        once: list[Instruction] = []
-        if self.decisions.mode == "train":
-            microbatch.extend(self._backward())
-            once.extend(self._end_of_step())
-        return with_releases(self.reading, microbatch), tuple(once)
+    def chunks(self) -> Iterator[Chunk]:
+        """What is done with one microbatch, chunk by chunk."""
+        for number, operators in enumerate(self.stages.chunks):
+            forward = list(self._forward(number))
+            backward = list(self._backward(number)) if self.decisions.mode == "train" else []
+            parts = [forward, backward, []]
+            if self.stages.splits_backward:
+                parts[1:] = self._split(backward)
+            forward, backward, weights = self.reading.with_releases(parts)
+            yield Chunk(operators=operators, forward=forward, backward=backward, weights=weights)
 
-    def _end_of_step(self) -> Iterator[Instruction]:
-        for bucket in self.decisions.buckets:
+    def _split(self, backward: Sequence[Instruction]) -> tuple[list[Instruction], list[Instruction]]:
+        """A backward in what others wait for, and what is left for later: gradients of parameters alone."""
+        first: list[Instruction] = []
+        later: list[Instruction] = []
+        for instruction in backward:
+            match instruction:
+                case Compute(phase=Phase.BACKWARD, operator=index):
+                    decision = self.decisions.operators[index]
+                    for part, into in ((Part.INPUTS, first), (Part.PARAMETERS, later)):
+                        if any(part_gradients(self.graph, decision, part)):
+                            into.append(Compute(Phase.BACKWARD, index, part))
+                case Redistribute(phase=Phase.BACKWARD, redistribution=edge):
+                    tensor = self.graph.tensors[self.decisions.redistributions[edge].tensor]
+                    (later if tensor.kind is TensorKind.PARAMETER else first).append(instruction)
+                case ReduceGradients():
+                    later.append(instruction)
+                case _:
+                    first.append(instruction)
+        return first, later
+
+    def steps(self) -> Iterator[tuple[Instruction, ...]]:
+        """What each stage does once."""
+        for stage in range(self.decisions.num_stages):
+            yield tuple(self._end_of_step(stage)) if self.decisions.mode == "train" else ()
+
+    def _end_of_step(self, stage: int) -> Iterator[Instruction]:
+        yield from (SumTied(name) for name in self.stages.tied(stage))
+        buckets = [bucket for bucket in self.decisions.buckets if stage in self.stages.of_bucket(bucket.id)]
+        for bucket in buckets:
             if bucket.zero_level < 2:
                 yield ReduceGradients(bucket.id)
             if bucket.rest_axes:
                 yield ReduceShards(bucket.id)
         yield UpdateParameters()
-        for bucket in self.decisions.buckets:
+        for bucket in buckets:
             if bucket.zero_level in (1, 2):
                 yield GatherUpdated(bucket.id)
 
@@ -153,8 +188,15 @@ class _Lowering:
 
     def _run(self, index: int, phase: Phase, made: set[int], gathered: set[int]) -> Iterator[Instruction]:
         """Gathers and redistributions that an operator still waits for, then the operator."""
-        operator = self.decisions.operators[index]
-        for operand in self._operands(operator):
+        if self.stages.is_transfer(index):
+            yield Receive(phase, index)
+            return
+        yield from self._operands_of(index, phase, made, gathered)
+        yield Compute(phase, index)
+
+    def _operands_of(self, index: int, phase: Phase, made: set[int], gathered: set[int]) -> Iterator[Instruction]:
+        """Gathers and redistributions that an operator still waits for."""
+        for operand in self._operands(self.decisions.operators[index]):
             read = self.graph.tensors[operand.tensor].read
             bucket = self.bucket_of_tensor.get(read.parameter) if read is not None else None
             if bucket is not None and bucket not in gathered:
@@ -164,23 +206,28 @@ class _Lowering:
             if edge is not None and edge not in made:
                 made.add(edge)
                 yield Redistribute(phase, edge)
-        yield Compute(phase, index)
 
-    def _forward(self) -> Iterator[Instruction]:
+    def _forward(self, chunk: int) -> Iterator[Instruction]:
         made: set[int] = set()
         gathered: set[int] = set()
-        position = 0
-        for number, region in enumerate(self.decisions.regions):
-            for _ in region.operators:
+        position = self.stages.chunks[chunk].start
+        for number in self.stages.regions[chunk]:
+            for _ in self.decisions.regions[number].operators:
                 yield from self._run(position, Phase.FORWARD, made, gathered)
                 position += 1
             yield from self._after_forward(number, gathered)
+        for transfer in self.stages.sent_from(chunk):
+            yield from self._operands_of(transfer, Phase.FORWARD, made, gathered)
+            yield Send(Phase.FORWARD, transfer)
 
-    def _backward(self) -> Iterator[Instruction]:
+    def _backward(self, chunk: int) -> Iterator[Instruction]:
         gathered: set[int] = set()
         pending = self._edges_by_release()
-        position = len(self.decisions.operators)
-        for number in range(len(self.decisions.regions) - 1, -1, -1):
+        for transfer in self.stages.sent_from(chunk):
+            if self._makes_gradient(transfer):
+                yield Receive(Phase.BACKWARD, transfer)
+        position = self.stages.chunks[chunk].stop
+        for number in reversed(self.stages.regions[chunk]):
             region = self.decisions.regions[number]
             first = position - len(region.operators)
             if self.rerun[number]:
@@ -234,12 +281,12 @@ class _Lowering:
     def _backward_of(self, index: int, gathered: set[int], pending: dict[int, list[int]]) -> Iterator[Instruction]:
         operator = self.graph.operators[index]
         decision = self.decisions.operators[index]
-        makes_gradient = any(made_gradients(decision)) and any(
-            self.graph.tensors[name].requires_gradient for name in operator.outputs
-        )
         for name in operator.outputs:
             yield from (Redistribute(Phase.BACKWARD, edge) for edge in self._edges_of(name))
-        if makes_gradient:
+        if self._makes_gradient(index):
+            if self.stages.is_transfer(index):
+                yield Send(Phase.BACKWARD, index)
+                return
             for operand in self._operands(decision):
                 read = self.graph.tensors[operand.tensor].read
                 bucket = self.bucket_of_tensor.get(read.parameter) if read is not None else None
@@ -249,6 +296,13 @@ class _Lowering:
             yield Compute(Phase.BACKWARD, index)
         for edge in pending.get(index, ()):
             yield Redistribute(Phase.BACKWARD, edge)
+
+    def _makes_gradient(self, index: int) -> bool:
+        """Whether an operator has a backward."""
+        outputs = self.graph.operators[index].outputs
+        return any(made_gradients(self.decisions.operators[index])) and any(
+            self.graph.tensors[name].requires_gradient for name in outputs
+        )
 
     def _edges_of(self, tensor: str) -> tuple[int, ...]:
         """Redistributions of an activation that bring back a gradient."""

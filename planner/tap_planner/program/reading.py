@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.operators import kept_for_backward, record_of
 from tap_planner.plan import Decisions, OperandDecision, OperatorDecision
-from tap_planner.program.types import Compute, Instruction, Phase, Program, Redistribute, Release
+from tap_planner.program.types import (
+    Compute,
+    Instruction,
+    Part,
+    Phase,
+    Program,
+    Receive,
+    Redistribute,
+    Release,
+    Send,
+)
 from tap_planner.schedule import rerun_by_region
 from tap_planner.sharding import Placements
 
@@ -48,11 +58,11 @@ class Reading:
             return Value(operand.tensor, redistribution=edge)
         return self._source(operand.tensor, operand.placement)
 
-    def kept(self, index: int) -> tuple[tuple[OperandDecision, ...], tuple[str, ...]]:
+    def kept(self, index: int, part: Part = Part.ALL) -> tuple[tuple[OperandDecision, ...], tuple[str, ...]]:
         """Operands and outputs that an operator's backward reads."""
         decision = self._decisions.operators[index]
         record = record_of(self._graph.operators[index].signature)
-        inputs, outputs = kept_for_backward(record, made_gradients(decision))
+        inputs, outputs = kept_for_backward(record, part_gradients(self._graph, decision, part))
         operands = (decision.inputs[position] for position in inputs)
         return (
             tuple(operand for operand in operands if operand is not None),
@@ -63,14 +73,16 @@ class Reading:
         """Values that an instruction reads."""
         found: Iterable[Value | None] = ()
         match instruction:
-            case Compute(phase=Phase.BACKWARD, operator=index):
-                operands, outputs = self.kept(index)
+            case Compute(phase=Phase.BACKWARD, operator=index, part=part):
+                operands, outputs = self.kept(index, part)
                 found = (*map(self.value, operands), *map(Value, outputs))
             case Compute(operator=index):
                 found = (self.value(o) for o in self._decisions.operators[index].inputs if o is not None)
             case Redistribute(phase=phase, redistribution=edge) if phase is not Phase.BACKWARD:
                 decision = self._decisions.redistributions[edge]
                 found = (self._source(decision.tensor, decision.source),)
+            case Send(phase=Phase.FORWARD, operator=index):
+                found = (self.value(o) for o in self._decisions.operators[index].inputs if o is not None)
             case _:
                 pass
         return tuple(value for value in found if value is not None)
@@ -82,8 +94,29 @@ class Reading:
                 return tuple(Value(output.tensor) for output in self._decisions.operators[index].outputs)
             case Redistribute(phase=phase, redistribution=edge) if phase is not Phase.BACKWARD:
                 return (Value(self._decisions.redistributions[edge].tensor, redistribution=edge),)
+            case Receive(phase=Phase.FORWARD, operator=index):
+                return tuple(Value(output.tensor) for output in self._decisions.operators[index].outputs)
             case _:
                 return ()
+
+    def with_releases(self, parts: Sequence[Sequence[Instruction]]) -> list[tuple[Instruction, ...]]:
+        """Lists of instructions that run one after the other, each instruction followed by a ``Release`` of what
+        nothing reads before it is made again."""
+        needed: set[Value] = set()
+        """Values that an instruction further on reads before they are made again."""
+        found: list[tuple[Instruction, ...]] = []
+        for part in reversed(parts):
+            backwards: list[Instruction] = []
+            for instruction in reversed(part):
+                reads, makes = self.reads(instruction), self.makes(instruction)
+                done = [value for value in dict.fromkeys((*reads, *makes)) if value not in needed]
+                if done:
+                    backwards.append(_release(done))
+                backwards.append(instruction)
+                needed.difference_update(makes)
+                needed.update(reads)
+            found.append(tuple(reversed(backwards)))
+        return found[::-1]
 
     def _source(self, tensor: str, placement: Placements) -> Value | None:
         match self._graph.tensors[tensor].kind:
@@ -98,6 +131,19 @@ class Reading:
 def made_gradients(decision: OperatorDecision) -> tuple[bool, ...]:
     """Per operand, whether backward makes its gradient."""
     return tuple(operand is not None and operand.gradient is not None for operand in decision.inputs)
+
+
+def part_gradients(graph: Graph, decision: OperatorDecision, part: Part) -> tuple[bool, ...]:
+    """Per operand, whether a part of the backward makes its gradient."""
+    if part is Part.ALL:
+        return made_gradients(decision)
+    of_parameters = part is Part.PARAMETERS
+    return tuple(
+        operand is not None
+        and operand.gradient is not None
+        and (graph.tensors[operand.tensor].kind is TensorKind.PARAMETER) is of_parameters
+        for operand in decision.inputs
+    )
 
 
 def rerun_of_regions(graph: Graph, decisions: Decisions) -> tuple[frozenset[int], ...]:
@@ -145,22 +191,6 @@ def renewed_operands(program: Program) -> Mapping[int, tuple[int, ...]]:
         if positions and index not in again:
             found[index] = positions
     return found
-
-
-def with_releases(reading: Reading, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """The instructions, each followed by a ``Release`` of what nothing reads before it is made again."""
-    needed: set[Value] = set()
-    """Values that an instruction further on reads before they are made again."""
-    backwards: list[Instruction] = []
-    for instruction in reversed(instructions):
-        reads, makes = reading.reads(instruction), reading.makes(instruction)
-        done = [value for value in dict.fromkeys((*reads, *makes)) if value not in needed]
-        if done:
-            backwards.append(_release(done))
-        backwards.append(instruction)
-        needed.difference_update(makes)
-        needed.update(reads)
-    return tuple(reversed(backwards))
 
 
 def _release(values: Sequence[Value]) -> Release:

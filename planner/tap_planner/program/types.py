@@ -1,11 +1,14 @@
 """A Program: what every rank does in one step, instruction by instruction.
 
-All ranks run the same instructions (SPMD); where a rank stands on the mesh decides which part of each tensor it
-holds. ``microbatch`` runs once per microbatch, ``step`` once after all of them.
+The ranks of a stage run the same instructions (SPMD); where a rank stands on the mesh decides which part of each tensor
+it holds. A stage works on the chunks of the model that it holds, forward and backward, microbatch by microbatch in the
+order of the schedule, and ends the step with instructions that run once. Without a pipeline there is one stage with one
+chunk.
 """
 
 from __future__ import annotations
 
+import bisect
 import enum
 from dataclasses import dataclass
 
@@ -24,6 +27,16 @@ class Phase(enum.Enum):
     OPTIMIZER = "optimizer"
 
 
+class Part(enum.Enum):
+    """Which gradients a backward makes."""
+
+    ALL = "all"
+    INPUTS = "inputs"
+    """Of activations alone: what the stage before waits for."""
+    PARAMETERS = "parameters"
+    """Of parameters alone, later; until then the gradients of the outputs are held."""
+
+
 @dataclass(frozen=True, slots=True)
 class Compute:
     """Run an operator on local parts (its forward), or, in phase BACKWARD, its vector-Jacobian product."""
@@ -31,6 +44,7 @@ class Compute:
     phase: Phase
     operator: int
     """Index into ``Graph.operators``."""
+    part: Part = Part.ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,25 @@ class Redistribute:
     phase: Phase
     redistribution: int
     """Index into ``Decisions.redistributions``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to another stage: forward, from the stage that makes a tensor, what a ``Transfer`` reads; in phase BACKWARD,
+    from the stage that has the ``Transfer``, its gradient. Every rank sends its part to the rank of the other stage at
+    the same coordinates, and does not wait."""
+
+    phase: Phase
+    operator: int
+    """The ``Transfer``, index into ``Graph.operators``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """The other side of a ``Send``: waits for what is sent."""
+
+    phase: Phase
+    operator: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +89,13 @@ class ForgetParameters:
     """Forget the whole parameters of a ZeRO-3 bucket, after its last use in the direction."""
 
     bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumTied:
+    """Sum the gradient of a parameter over the stages that read it; each holds a copy."""
+
+    parameter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +140,11 @@ class Release:
 Instruction = (
     Compute
     | Redistribute
+    | Send
+    | Receive
     | GatherParameters
     | ForgetParameters
+    | SumTied
     | ReduceGradients
     | ReduceShards
     | UpdateParameters
@@ -126,13 +169,49 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What a stage does with one microbatch in one chunk (virtual stage) of the model."""
+
+    operators: range
+    """Indices into ``Graph.operators``."""
+    forward: tuple[Instruction, ...]
+    backward: tuple[Instruction, ...]
+    """Empty in inference; without gradients of parameters where the schedule makes them later."""
+    weights: tuple[Instruction, ...] = ()
+    """Gradients of parameters, where the schedule makes them later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A plan lowered onto the graph of one microbatch."""
 
     graph: Graph
-    """Bound with the batch of one microbatch."""
+    """Bound with the batch of one microbatch, and cut in stages."""
     decisions: Decisions
-    microbatch: tuple[Instruction, ...]
-    step: tuple[Instruction, ...]
+    chunks: tuple[Chunk, ...]
+    """In model order."""
+    steps: tuple[tuple[Instruction, ...], ...]
+    """Per stage, what it does once, after all microbatches."""
     loss_scale_denominator: int
     """The loss of a microbatch is divided by this (microbatches for means, 1 for sums)."""
+
+    @property
+    def microbatch(self) -> tuple[Instruction, ...]:
+        """All that is done for one microbatch, of all stages: chunk after chunk forward, then back."""
+        forward = (instruction for chunk in self.chunks for instruction in chunk.forward)
+        backward = (part for chunk in reversed(self.chunks) for part in (*chunk.backward, *chunk.weights))
+        return (*forward, *backward)
+
+    @property
+    def step(self) -> tuple[Instruction, ...]:
+        """All that is done once, of all stages."""
+        return tuple(instruction for step in self.steps for instruction in step)
+
+    def stage_of(self, chunk: int) -> int:
+        """The stage that holds a chunk."""
+        pipeline = self.decisions.pipeline
+        return 0 if pipeline is None else pipeline.stage_of(chunk)
+
+    def chunk_of(self, operator: int) -> int:
+        """The chunk that an operator lies in."""
+        return bisect.bisect_right([chunk.operators.start for chunk in self.chunks], operator) - 1

@@ -28,6 +28,7 @@ from tap_planner.apply.operators import (  # noqa: F401  (the modules register t
     sources,
     spatial,
     state_space,
+    transfer,
 )
 from tap_planner.apply.operators.context import FUNCTIONS, Operands, OperatorContext, torch_dtype
 from tap_planner.apply.operators.custom import (

@@ -1,0 +1,156 @@
+"""Where the operators, parameters and buckets of a plan lie in its pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tap_planner.errors import ApplyError
+from tap_planner.graph import Graph
+from tap_planner.operators import TRANSFER
+from tap_planner.plan import Decisions
+from tap_planner.schedule import Work
+
+_HINT = "the plan was edited or damaged: write it again with tap-plan"
+
+
+class Stages:
+    """The pipeline of a plan.
+
+    Args:
+        graph: the model, cut in stages.
+        decisions: the plan.
+
+    Raises:
+        ApplyError: the plan's chunks do not fit its operators, regions, buckets or schedule.
+    """
+
+    def __init__(self, graph: Graph, decisions: Decisions) -> None:
+        self._graph = graph
+        self._decisions = decisions
+        self._pipeline = decisions.pipeline
+        starts = (0,) if self._pipeline is None else self._pipeline.chunks
+        ends = (*starts[1:], len(graph.operators))
+        self.chunks: tuple[range, ...] = tuple(range(a, b) for a, b in zip(starts, ends, strict=True))
+        """Operators of every chunk."""
+        self._check_chunks()
+        self._chunk_of = tuple(number for number, chunk in enumerate(self.chunks) for _ in chunk)
+        self.regions = self._regions()
+        """Regions of every chunk."""
+        self._made_in = {
+            name: self._chunk_of[index] for index, operator in enumerate(graph.operators) for name in operator.outputs
+        }
+        self._sent = self._transfers()
+        self.of_parameter: Mapping[str, tuple[int, ...]] = self._parameters()
+        """The stages that read each parameter, in order."""
+        self._of_bucket = self._buckets()
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of parameters are made later than those of activations."""
+        orders = () if self._pipeline is None else self._pipeline.schedule.orders
+        return any(slot.work is Work.WEIGHT_BACKWARD for order in orders for slot in order)
+
+    def stage_of(self, chunk: int) -> int:
+        """The stage that holds a chunk."""
+        return 0 if self._pipeline is None else self._pipeline.stage_of(chunk)
+
+    def is_transfer(self, index: int) -> bool:
+        """Whether an operator stands for what goes from chunk to chunk."""
+        return self._graph.operators[index].type == TRANSFER
+
+    def sent_from(self, chunk: int) -> Sequence[int]:
+        """The transfers of what a chunk makes."""
+        return self._sent.get(chunk, ())
+
+    def source_of(self, transfer: int) -> int:
+        """The chunk that makes what a transfer brings."""
+        name = self._graph.operators[transfer].inputs[0]
+        assert name is not None
+        return self._made_in[name]
+
+    def of_bucket(self, bucket: int) -> tuple[int, ...]:
+        """The stages that hold a bucket's parameters."""
+        return self._of_bucket.get(bucket, ())
+
+    def tied(self, stage: int) -> Sequence[str]:
+        """Trainable parameters that a stage shares with others."""
+        return tuple(
+            parameter.name
+            for parameter in self._decisions.parameters
+            if parameter.trainable and len(stages := self.of_parameter[parameter.name]) > 1 and stage in stages
+        )
+
+    # -- what is known ----------------------------------------------------------------------------------------------
+
+    def _check_chunks(self) -> None:
+        if self._pipeline is None:
+            return
+        count = self._pipeline.schedule.num_virtual_stages
+        if len(self.chunks) != count:
+            raise ApplyError(f"pipeline: {len(self.chunks)} chunks, expected {count} by the schedule", hint=_HINT)
+        if self._pipeline.schedule.num_microbatches != self._decisions.microbatches:
+            raise ApplyError(
+                f"pipeline: a schedule of {self._pipeline.schedule.num_microbatches} microbatches, expected "
+                f"{self._decisions.microbatches}",
+                hint=_HINT,
+            )
+        if self.chunks[0].start != 0 or any(len(chunk) == 0 for chunk in self.chunks):
+            raise ApplyError("pipeline: a chunk without operators", hint=_HINT)
+
+    def _regions(self) -> tuple[range, ...]:
+        found: list[range] = []
+        position = number = 0
+        for chunk in self.chunks:
+            first = number
+            while position < chunk.stop:
+                position += len(self._decisions.regions[number].operators)
+                number += 1
+            if position != chunk.stop:
+                raise ApplyError(
+                    f"pipeline: the stage at {self._graph.operators[chunk.stop].id!r} begins inside a region",
+                    hint=_HINT,
+                )
+            found.append(range(first, number))
+        return tuple(found)
+
+    def _transfers(self) -> Mapping[int, tuple[int, ...]]:
+        found: dict[int, tuple[int, ...]] = {}
+        for index, operator in enumerate(self._graph.operators):
+            own = self._chunk_of[index]
+            for name in operator.inputs:
+                source = None if name is None else self._made_in.get(name)
+                if source is None or source == own:
+                    continue
+                if operator.type != TRANSFER:
+                    raise ApplyError(
+                        f"pipeline: operator {operator.id!r} reads {name!r} of another stage without a transfer",
+                        hint=_HINT,
+                    )
+                found[source] = (*found.get(source, ()), index)
+        return found
+
+    def _parameters(self) -> Mapping[str, tuple[int, ...]]:
+        readers: dict[str, set[int]] = {parameter.name: set() for parameter in self._decisions.parameters}
+        for index, operator in enumerate(self._graph.operators):
+            for name in operator.inputs:
+                read = None if name is None else self._graph.tensors[name].read
+                if read is not None and read.parameter in readers:
+                    readers[read.parameter].add(self._chunk_of[index])
+        for parameter in self._decisions.parameters:
+            if len(readers[parameter.name]) > 1 and parameter.zero_level > 1:
+                raise ApplyError(
+                    f"parameter {parameter.name!r}: ZeRO {parameter.zero_level} where several chunks of the pipeline "
+                    "read it, expected 0 or 1",
+                    hint=_HINT,
+                )
+        return {name: tuple(sorted({*map(self.stage_of, chunks)})) or (0,) for name, chunks in readers.items()}
+
+    def _buckets(self) -> Mapping[int, tuple[int, ...]]:
+        found: dict[int, tuple[int, ...]] = {}
+        for parameter in self._decisions.parameters:
+            if parameter.bucket is None:
+                continue
+            stages = self.of_parameter[parameter.name]
+            if found.setdefault(parameter.bucket, stages) != stages:
+                raise ApplyError(f"bucket {parameter.bucket}: its parameters lie in different stages", hint=_HINT)
+        return found
