@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from tap_planner.errors import UsageError
+from tap_planner.schedule.dependencies import SlotGraph, Walk, slot_graph, walk
 from tap_planner.schedule.pipeline import ChunkOrder, PipelineSchedule, Slot, Work, check_counts
-from tap_planner.schedule.slot_graph import SlotGraph, Walk, slot_graph, walk
 
 
 def check(schedule: PipelineSchedule) -> None:
@@ -76,7 +76,6 @@ def _check_rank(schedule: PipelineSchedule, rank: int) -> None:
             f"rank {rank}: {text} and {schedule.slot_text(split)}, expected a whole backward or a split one",
             f"Take {text} or the split backward out.",
         )
-    # One per microbatch and chunk: no count is larger, and with equal counts none is missing.
     for key in _keys(schedule):
         if key not in done[Work.FORWARD]:
             _missing(schedule, rank, Slot(Work.FORWARD, *key), "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tap_planner.errors import UsageError
-from tap_planner.schedule.in_flight import InFlight
+from tap_planner.schedule.activations import InFlight
 from tap_planner.schedule.named import check_name
 from tap_planner.schedule.orders import FILL_DRAIN, INTERLEAVED
 from tap_planner.schedule.zero_bubble import ZB_H1, ZBV
@@ -26,10 +26,10 @@ def bubble_ns(
       Training on GPU Clusters Using Megatron-LM", section 2.2.1).
     - ``interleaved``: (p-1) (F+B+W), for every m that is a multiple of p. As a virtual stage takes 1/v of a rank's
       times, this is 1/v of the above (the same, section 2.2.2).
-    - ``zb-h1``: (p-1) (F+B-W) (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2.3), which holds for m >= p
+    - ``zb-h1``: (p-1) (F+B-W) (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", table 2), which holds for m >= p
       and W <= min(F, B). For every m and all times it is (p-1) (F+B) - (min(m, p) - 1) min(F, B, W), by this order.
     - ``zbv``: (p-1) F, the last rank's wait for its first forward and no bubble besides (Qi et al. 2024, "Pipeline
-      Parallelism with Controllable Memory", section 4), which holds for F = B = W and 2m >= 3p-1. With fewer
+      Parallelism with Controllable Memory", section 3.2), which holds for F = B = W and 2m >= 3p-1. With fewer
       microbatches (3 (p-1) - 2 (m-1)) F come on top. With unequal times F <= B, for m >= 2p-1, it is (p-1) B +
       (p-2) max(W-B, 0) + (p-1) max(B-2W, 0): in no paper, but so for this order.
 
@@ -76,7 +76,7 @@ def in_flight(name: str, num_stages: int, num_microbatches: int, num_chunks: int
     - ``zb-h1``: until the backward of inputs as 1F1B, min(p - rank, m); until that of parameters min(p, m) on every
       rank (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2.1: as the first rank of 1F1B).
     - ``zbv``: both min(2p, 2m, m + rank + 1); with m >= 2p-1 2p on every rank, in memory p of a rank's microbatches,
-      as the first rank of 1F1B (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", section 4).
+      as the first rank of 1F1B (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", section 3.2).
 
     Args:
         name: one of ``SCHEDULES``.

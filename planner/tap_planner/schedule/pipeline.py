@@ -28,7 +28,7 @@ class ChunkOrder(Enum):
     Clusters Using Megatron-LM", section 2.2); with one chunk per rank the plain pipeline."""
     VEE = "vee"
     """Two chunks per rank, down and up again: virtual stage k on rank k, or 2p-1-k where k >= p (Qi et al. 2024,
-    "Pipeline Parallelism with Controllable Memory", section 3)."""
+    "Pipeline Parallelism with Controllable Memory", section 3.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class PipelineSchedule:
         return rank, chunk
 
     def slot_text(self, slot: Slot) -> str:
-        """A slot as ``F3``, or as ``F3.1`` where ranks have several chunks."""
-        return f"{slot.work.value}{slot.microbatch}" + (f".{slot.chunk}" if self.num_chunks > 1 else "")
+        """A slot as ``F3``, or as ``F3.1`` where ranks have several chunks (or the slot says so)."""
+        return f"{slot.work.value}{slot.microbatch}" + (f".{slot.chunk}" if self.num_chunks > 1 or slot.chunk else "")
 
 
 def check_counts(name: str, **counts: int) -> None:

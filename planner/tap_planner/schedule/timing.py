@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tap_planner.errors import UsageError
+from tap_planner.schedule.dependencies import slot_graph, walk
 from tap_planner.schedule.pipeline import PipelineSchedule, Work
-from tap_planner.schedule.slot_graph import slot_graph, walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ def zbv(num_stages: int, num_microbatches: int) -> PipelineSchedule:
 
     With fewer than 2 p - 1 microbatches it is the order of 2 p - 1 with the others left out.
 
-    Source: Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (NeurIPS), section 4 (there V-ZB); ZB-V in
+    Source: Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (NeurIPS), section 3.2 (there V-ZB); ZB-V in
     section 6 of arXiv 2401.10241.
 
     Args:

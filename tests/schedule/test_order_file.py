@@ -1,0 +1,83 @@
+"""Orders of the user's own, as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tap_planner.errors import UsageError
+from tap_planner.schedule import ChunkOrder, PipelineSchedule, parse_order, read_order, to_text
+from tests.schedule.pipelines import random_schedule, schedule_of, schedules
+
+TEXT = """\
+# Three microbatches on two ranks.
+name: mine
+
+rank 0: F0 F1 B0  F2 B1 B2   # whole
+rank 1:F0 I0 F1 I1 W0 F2 I2 W1 W2
+"""
+
+
+def test_reads_what_is_written() -> None:
+    """Comments, empty lines and spaces do not matter."""
+    expected = schedule_of("F0 F1 B0 F2 B1 B2", "F0 I0 F1 I1 W0 F2 I2 W1 W2", m=3)
+    assert parse_order(TEXT, "order.txt") == expected
+
+
+def test_name_of_the_file() -> None:
+    """A text without a name is called as its file."""
+    assert parse_order("rank 0: F0 B0", "order.txt").name == "order.txt"
+
+
+def test_chunks_in_a_vee() -> None:
+    """Chunks follow the point and lie as the text says."""
+    found = parse_order("chunks: vee\nrank 0: F0.0 F0.1 B0.1 B0.0", "order.txt")
+    assert (found.num_chunks, found.chunk_order) == (2, ChunkOrder.VEE)
+
+
+@pytest.mark.parametrize("schedule", [*schedules(range(1, 5), range(1, 5)), *map(random_schedule, range(20))])
+def test_round_trip(schedule: PipelineSchedule) -> None:
+    """Text and back is the same schedule."""
+    assert parse_order(to_text(schedule), "order.txt") == schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("", "order.txt: no rank, expected a line for each rank", "rank 0: F0"),
+        ("name: x\n\n# no\n", "order.txt: no rank", "rank 0: F0"),
+        ("F0 B0", "order.txt:1: 'F0 B0', expected 'rank NUMBER: SLOTS' or 'name: ...' or 'chunks: ...'", "rank 0:"),
+        ("\nnmae: x", "order.txt:2: 'nmae: x', expected 'rank NUMBER: SLOTS' or 'name: ...'", "rank 0:"),
+        ("chunk: vee", "or 'chunks: ...' (did you mean 'chunks'?)", "rank 0:"),
+        ("rank 0: F0 B0\nname: x", "order.txt:2: 'name: x', expected 'rank NUMBER: SLOTS'", "rank 0:"),
+        ("name: x\nname: y", "order.txt:2: 'name' occurs twice, expected it once", "out"),
+        ("name:\nrank 0: F0 B0", "order.txt:1: nothing after 'name', expected a value", "out"),
+        ("chunks: V", "order.txt:1: 'V', expected interleaved or vee", "Correct"),
+        ("rank 1: F0 B0", "order.txt:1: rank 1, expected rank 0", "in order"),
+        ("rank 0: F0 B0\nrank 0: F0 B0", "order.txt:2: rank 0, expected rank 1", "each once"),
+        ("rank 0:", "order.txt:1: no slot, expected at least one", "rank 0: F0"),
+        ("rank 0: F0 X0", "order.txt:1: 'X0', expected F, B, I or W with a microbatch and maybe a chunk", "rank 0:"),
+        ("rank 0: f0.1", "order.txt:1: 'f0.1', expected F, B, I or W", "Write F0.1."),
+        ("rank 0: F00", "order.txt:1: 'F00', expected F, B, I or W", "rank 0:"),
+        ("rank 0: F0 B0 F0", "order.txt:1: 'F0' occurs twice, expected it once", "out"),
+    ],
+)
+def test_wrong_texts(text: str, message: str, hint: str) -> None:
+    """File, line, what was found and what was expected are named."""
+    with pytest.raises(UsageError) as caught:
+        parse_order(text, "order.txt")
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_reading_checks(tmp_path: Path) -> None:
+    """An order that cannot run is refused by the name of its file."""
+    path = tmp_path / "order.txt"
+    path.write_text("name: mine\nrank 0: B0 F0\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"order\.txt': the ranks wait for each other: rank 0 at B0"):
+        read_order(path)
+    path.write_text(TEXT, encoding="utf-8")
+    assert read_order(path).name == "mine"
+    with pytest.raises(UsageError, match="the order of a pipeline cannot be read"):
+        read_order(tmp_path / "none.txt")
