@@ -1,6 +1,7 @@
 """The plan: decisions, the document that stores them, its digests and its diff."""
 
 from tap_planner.plan.canonical import from_text, read_plan, to_text, write_plan, write_text
+from tap_planner.plan.cutting import cut_decisions
 from tap_planner.plan.decisions import (
     AxisDecision,
     BucketDecision,
@@ -10,6 +11,7 @@ from tap_planner.plan.decisions import (
     OperatorDecision,
     OutputDecision,
     ParameterDecision,
+    PipelineDecision,
     RedistributionDecision,
     Region,
 )
@@ -125,6 +127,7 @@ __all__ = [
     "OutputDecision",
     "ParameterDecision",
     "ParameterEntry",
+    "PipelineDecision",
     "PipelineSection",
     "PlanDiff",
     "PlanDocument",
@@ -148,6 +151,7 @@ __all__ = [
     "canonical_decisions",
     "check_digests",
     "compute_digests",
+    "cut_decisions",
     "device_kinds",
     "diff_plans",
     "display_blocks",

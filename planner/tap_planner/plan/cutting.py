@@ -1,0 +1,215 @@
+"""A plan cut in pipeline stages: the same strategies, with transfers where the stages meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tap_planner.graph import Graph, Operator, TensorKind, cut_in_stages
+from tap_planner.operators import TRANSFER, rule_of
+from tap_planner.plan.decisions import (
+    BucketDecision,
+    Decisions,
+    OperandDecision,
+    OperatorDecision,
+    OutputDecision,
+    ParameterDecision,
+    PipelineDecision,
+    RedistributionDecision,
+    Region,
+)
+from tap_planner.schedule import BucketKey, PipelineSchedule, assign_buckets
+from tap_planner.sharding import Placement, local_elements, make_strategy, parse_choice
+
+__all__ = ["cut_decisions"]
+
+
+def cut_decisions(
+    graph: Graph, decisions: Decisions, starts: Sequence[str], schedule: PipelineSchedule
+) -> tuple[Graph, Decisions]:
+    """Cut a plan where chunks begin.
+
+    What goes from one chunk to another is sent as its maker leaves it, and brought to where consumers want it by the
+    stage that reads it. Regions end where chunks do, and gradients are reduced stage by stage. A parameter that several
+    chunks read has at most ZeRO 1.
+
+    Args:
+        graph: bound with the batch of one microbatch of the schedule.
+        decisions: of one stage, on a mesh of the shape that every stage has.
+        starts: the operators (ids) that begin the chunks, in order; the first is the graph's first.
+        schedule: in which order stages work.
+
+    Returns:
+        The graph with its transfers, and the decisions about it.
+
+    Raises:
+        UsageError: an operator is not there, or they are not in order.
+    """
+    cut, chunks = cut_in_stages(graph, starts)
+    return cut, _Cutting(graph, decisions, cut, PipelineDecision(chunks=chunks, schedule=schedule)).result()
+
+
+class _Cutting:
+    """Working state of ``cut_decisions``."""
+
+    def __init__(self, graph: Graph, decisions: Decisions, cut: Graph, pipeline: PipelineDecision) -> None:
+        self._decisions = decisions
+        self._graph = cut
+        self._pipeline = pipeline
+        ends = (*pipeline.chunks[1:], len(cut.operators))
+        self._chunks = [range(first, end) for first, end in zip(pipeline.chunks, ends, strict=True)]
+        self._chunk_of = {cut.operators[index].id: n for n, chunk in enumerate(self._chunks) for index in chunk}
+        self._given = {operator.id: operator for operator in decisions.operators}
+        self._names = self._renamed(graph)
+        self._made = {output.tensor: output for operator in decisions.operators for output in operator.outputs}
+        self._region_of = {name: n for n, region in enumerate(decisions.regions) for name in region.operators}
+
+    def _renamed(self, graph: Graph) -> list[Mapping[str, str]]:
+        """Per chunk, by what name it reads tensors of which it has a copy."""
+        before = {operator.id: operator for operator in graph.operators}
+        found: list[Mapping[str, str]] = []
+        for chunk in self._chunks:
+            names: dict[str, str] = {}
+            for operator in (self._graph.operators[index] for index in chunk):
+                if operator.type != TRANSFER:
+                    pairs = zip(before[operator.id].inputs, operator.inputs, strict=True)
+                    names.update((old, new) for old, new in pairs if old is not None and new is not None)
+            found.append(names)
+        return found
+
+    def result(self) -> Decisions:
+        """All of it."""
+        operators = tuple(map(self._operator, self._graph.operators))
+        regions = self._regions()
+        parameters, buckets = self._parameters(regions)
+        return replace(
+            self._decisions,
+            operators=operators,
+            parameters=parameters,
+            redistributions=tuple(self._redistributions()),
+            buckets=buckets,
+            regions=regions,
+            microbatches=self._pipeline.schedule.num_microbatches,
+            pipeline=self._pipeline,
+        )
+
+    # -- operators --------------------------------------------------------------------------------------------------
+
+    def _operator(self, operator: Operator) -> OperatorDecision:
+        if operator.type == TRANSFER:
+            return self._transfer(operator)
+        given, names = self._given[operator.id], self._names[self._chunk_of[operator.id]]
+        inputs = (None if o is None else replace(o, tensor=names.get(o.tensor, o.tensor)) for o in given.inputs)
+        return replace(given, inputs=tuple(inputs))
+
+    def _transfer(self, operator: Operator) -> OperatorDecision:
+        """What goes over as it lies."""
+        name = operator.inputs[0]
+        assert name is not None
+        made, rule = self._made[name], rule_of(operator.signature)
+        choices = tuple(parse_choice(rule, _choice(placement)) for placement in made.placement)
+        strategy = make_strategy(operator.signature, rule, choices, self._decisions.mesh_shape)
+        assert strategy is not None and strategy.inputs[0] is not None
+        needs = self._graph.tensors[name].requires_gradient
+        gradient = strategy.input_gradients[0] if needs else None
+        return OperatorDecision(
+            id=operator.id,
+            name=operator.name,
+            type=operator.type,
+            strategy=strategy.names(rule),
+            inputs=(OperandDecision(tensor=name, placement=strategy.inputs[0], gradient=gradient),),
+            outputs=(OutputDecision(tensor=operator.outputs[0], shape=made.shape, placement=strategy.outputs[0]),),
+        )
+
+    def _redistributions(self) -> Iterator[RedistributionDecision]:
+        """Each for every chunk that has consumers of it."""
+        for decision in self._decisions.redistributions:
+            by_chunk: dict[int, list[str]] = {}
+            for consumer in decision.consumers:
+                by_chunk.setdefault(self._chunk_of[consumer], []).append(consumer)
+            for chunk, consumers in by_chunk.items():
+                name = self._names[chunk].get(decision.tensor, decision.tensor)
+                yield replace(decision, tensor=name, consumers=tuple(consumers))
+
+    # -- regions and parameters -------------------------------------------------------------------------------------
+
+    def _regions(self) -> tuple[Region, ...]:
+        found: list[Region] = []
+        for chunk in self._chunks:
+            last: int | None = None
+            for operator in (self._graph.operators[index] for index in chunk):
+                number = -1 if operator.type == TRANSFER else self._region_of[operator.id]
+                if number != last:
+                    region = self._decisions.regions[number] if number >= 0 else _BORDER
+                    found.append(replace(region, operators=()))
+                    last = number
+                found[-1] = replace(found[-1], operators=(*found[-1].operators, operator.id))
+        return tuple(found)
+
+    def _parameters(
+        self, regions: Sequence[Region]
+    ) -> tuple[tuple[ParameterDecision, ...], tuple[BucketDecision, ...]]:
+        region_of = {name: number for number, region in enumerate(regions) for name in region.operators}
+        chunks: dict[str, dict[int, None]] = {}
+        first: dict[str, int] = {}
+        for operator in self._graph.operators:
+            for name in operator.inputs:
+                tensor = None if name is None else self._graph.tensors[name]
+                if tensor is None or tensor.kind is not TensorKind.PARAMETER or tensor.read is None:
+                    continue
+                chunks.setdefault(tensor.read.parameter, {})[self._chunk_of[operator.id]] = None
+                first.setdefault(tensor.read.parameter, region_of[operator.id])
+        given = [
+            self._lowered(parameter, len(chunks.get(parameter.name, ()))) for parameter in self._decisions.parameters
+        ]
+        keys: list[BucketKey | None] = []
+        for parameter in given:
+            stages = tuple(sorted({self._pipeline.stage_of(chunk) for chunk in chunks.get(parameter.name, (0,))}))
+            group: Hashable = (stages, first.get(parameter.name) if parameter.zero_level >= 2 else None)
+            key = BucketKey(
+                axes=parameter.data_axes,
+                dtype=parameter.dtype,
+                zero_level=parameter.zero_level,
+                zero_axes=parameter.zero_axes,
+                group=group,
+            )
+            keys.append(key if parameter.bucket is not None else None)
+        shape = self._decisions.mesh_shape
+        elements = [local_elements(parameter.shape, parameter.placement, shape) for parameter in given]
+        numbers = assign_buckets(keys, elements)
+        parameters = tuple(replace(parameter, bucket=n) for parameter, n in zip(given, numbers, strict=True))
+        return parameters, tuple(self._buckets(parameters, elements))
+
+    def _lowered(self, parameter: ParameterDecision, num_chunks: int) -> ParameterDecision:
+        return replace(parameter, zero_level=1) if num_chunks > 1 and parameter.zero_level > 1 else parameter
+
+    def _buckets(self, parameters: Sequence[ParameterDecision], elements: Sequence[int]) -> Iterator[BucketDecision]:
+        members: dict[int, list[int]] = {}
+        for position, parameter in enumerate(parameters):
+            if parameter.bucket is not None:
+                members.setdefault(parameter.bucket, []).append(position)
+        for number, positions in sorted(members.items()):
+            one = parameters[positions[0]]
+            total = sum(elements[position] for position in positions)
+            shards = math.prod(self._decisions.mesh_shape[axis] for axis in one.zero_axes) if one.zero_level else 1
+            yield BucketDecision(
+                id=number,
+                axes=one.data_axes,
+                dtype=one.dtype,
+                zero_level=one.zero_level,
+                zero_axes=one.zero_axes,
+                parameters=tuple(parameters[position].name for position in positions),
+                elements=-(-total // shards) * shards,
+            )
+
+
+_BORDER = Region(operators=(), run=None, occurrence=0, recompute="none")
+"""Of transfers: what lies between blocks."""
+
+
+def _choice(placement: Placement) -> str:
+    """The strategy along an axis under which a tensor passes as it lies."""
+    if placement.is_shard:
+        return f"d{placement.dim}" + (f"[{placement.blocks}]" if placement.blocks > 1 else "")
+    return "partial" if placement.is_partial else "none"
