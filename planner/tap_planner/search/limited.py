@@ -479,8 +479,7 @@ class LimitedSearch:
             return
         weights = self._weights(self.multiplier or (self._probe[1] if self._probe else Fraction(0)))
         try:
-            enough = math.ceil(ceiling / (1 + self._gap))
-            bound_ns, choices = solve_master(self._solver, self._limit, self.bound_ns, ceiling, weights, enough)
+            bound_ns, choices = solve_master(self._solver, self._limit, self.bound_ns, ceiling, weights, self._gap)
         except WidthError:
             return
         self.bound_ns = max(self.bound_ns, min(bound_ns, ceiling))

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
 
+from tap_planner.search.budget import LongRun, solve_on_grid
 from tap_planner.search.chain import Chain, min_plus
 from tap_planner.search.choices import Choices
 from tap_planner.search.composition import compose
@@ -36,12 +38,14 @@ IMPROVING_STEPS = 3
 """Windows between the bound and the best known choices in which better ones are sought."""
 SHRUNK = 2
 """By this factor values have to become fewer to be worth new tables."""
+GRIDS = (12, 100)
+"""Grids of bytes on which rounding hides what is worth such a part of the window, from coarse to fine."""
 MAX_SEPARATED = 20_000
 """Entries of the table over the variables that separate the outer part."""
 
 
 def solve_master(
-    solver: Solver, limit_bytes: int, bound_ns: int, ceiling_ns: int, weights: Weights, enough_ns: int | None = None
+    solver: Solver, limit_bytes: int, bound_ns: int, ceiling_ns: int, weights: Weights, gap: Fraction = Fraction(0)
 ) -> tuple[int, Choices | None]:
     """Look for the fastest assignment within the limit that is faster than ``ceiling_ns``.
 
@@ -51,7 +55,7 @@ def solve_master(
         bound_ns: what is proven so far.
         ceiling_ns: only faster assignments matter.
         weights: of the Lagrangian bound.
-        enough_ns: a bound as large as this need not be raised further; None: the ceiling.
+        gap: a bound this near the ceiling, or the best assignment, need come no nearer.
 
     Returns:
         A lower bound of the least time (at most the ceiling), and the best assignment found, if any is faster.
@@ -64,17 +68,17 @@ def solve_master(
     window = max(bound_ns // FIRST_WINDOW, 1)
     best: Choices | None = None
     proven = bound_ns
-    enough_ns = ceiling_ns if enough_ns is None else min(enough_ns, ceiling_ns)
-    while proven < min(enough_ns, ceiling_ns):
-        reach = min(bound_ns + window, enough_ns, ceiling_ns)
+    while proven < (enough := math.ceil(ceiling_ns / (1 + gap))):
+        reach = min(bound_ns + window, enough)
         ceiling = SCALE * (weights.time * reach + weights.memory * limit_bytes)
         alive = solver.parts.domains.within(marginals, ceiling)
         found, inside = None, reach
         if all(len(values) for values in alive.values()):
+            solve = partial(
+                _solve_within, weights=weights, limit_bytes=limit_bytes, window=(ceiling, reach), bounds=(proven, gap)
+            )
             try:
-                found, inside = solver.exactly(
-                    alive, partial(_solve_within, weights=weights, limit_bytes=limit_bytes, window=(ceiling, reach))
-                )
+                found, inside = solver.exactly(alive, solve)
             except WidthError:
                 if best is None and proven == bound_ns:
                     raise
@@ -84,10 +88,7 @@ def solve_master(
             if num_bytes <= limit_bytes and ns < ceiling_ns:
                 best, ceiling_ns = found, ns
         proven = max(proven, min(inside, reach))
-        if inside < reach and found is None:
-            break
-        if reach >= min(enough_ns, ceiling_ns):
-            proven = max(proven, min(inside, ceiling_ns))
+        if inside < reach or reach >= enough:
             break
         window *= WINDOW_GROWTH
     return min(proven, ceiling_ns), best
@@ -123,9 +124,10 @@ def improve(solver: Solver, limit_bytes: int, bound_ns: int, ceiling_ns: int, we
 
 
 def _solve_within(
-    solver: Solver, *, weights: Weights, limit_bytes: int, window: tuple[int, int]
+    solver: Solver, *, weights: Weights, limit_bytes: int, window: tuple[int, int], bounds: tuple[int, Fraction]
 ) -> tuple[Choices | None, int]:
-    """Solve the master of a window, given by its upper ends (SCALE x weighted cost, ns); as ``_Master.solve``.
+    """Solve the master of a window, given by its upper ends (SCALE x weighted cost, ns), with what is proven so far and
+    the gap that may be left; as ``_Master.solve``.
 
     The exact tables say of more values than the relaxed ones that they cannot belong to a solution in the window.
     """
@@ -135,8 +137,10 @@ def _solve_within(
         return None, reach_ns
     before = sum(len(solver.parts.domains.of_class(key)) for key in alive)
     if sum(len(values) for values in alive.values()) * SHRUNK > before:
-        return _Master(solver.parts, weights, limit_bytes, ceiling).solve(reach_ns)
-    return solver.exactly(alive, lambda inside: _Master(inside.parts, weights, limit_bytes, ceiling).solve(reach_ns))
+        return _Master(solver.parts, weights, limit_bytes, ceiling).solve(reach_ns, *bounds)
+    return solver.exactly(
+        alive, lambda inside: _Master(inside.parts, weights, limit_bytes, ceiling).solve(reach_ns, *bounds)
+    )
 
 
 class _Master:
@@ -241,14 +245,50 @@ class _Master:
 
     # -- counts ------------------------------------------------------------------------------------------------
 
-    def solve(self, reach_ns: int) -> tuple[Choices | None, int]:
-        """(choices, lower bound of the least time inside the window); the bound is ``reach_ns`` if there are none."""
+    def solve(self, reach_ns: int, proven_ns: int = 0, gap: Fraction = Fraction(0)) -> tuple[Choices | None, int]:
+        """(choices, lower bound of the least time inside the window); the bound is ``reach_ns`` if there are none.
+
+        Args:
+            reach_ns: upper end of the window.
+            proven_ns: what is proven so far.
+            gap: a bound this near the time of the choices need come no nearer.
+        """
         if self.minimisation.bound > self._ceiling or any(len(factor.cell) == 0 for factor in self.outer):
             return None, reach_ns
-        found, bound = self._joined(reach_ns) or CountModel(self.outer, self.runs, self.limit_bytes).solve(reach_ns)
+        found, bound = self._joined(reach_ns) or self._on_grids(reach_ns, proven_ns, gap) or self._counted(reach_ns)
         if found is None:
             return None, bound
         return compose(self.parts.domains, self.weights, found.outer, found.links), bound
+
+    def _counted(self, reach_ns: int) -> tuple[Counted | None, int]:
+        return CountModel(self.outer, self.runs, self.limit_bytes).solve(reach_ns)
+
+    def _on_grids(self, reach_ns: int, proven_ns: int, gap: Fraction) -> tuple[Counted | None, int] | None:
+        """The same by dynamic programming over bytes, of a single run; None where that says too little."""
+        if len(self.runs) != 1 or not proven_ns or not self.weights.memory or not self.runs[0].count:
+            return None
+        run = LongRun(points=self.runs[0], chain=self.minimisation.chains[0], outer=self.outer, sizes=self._sizes())
+        for part in GRIDS:
+            tolerance = max((reach_ns - proven_ns) // part, 1)
+            try:
+                answer = solve_on_grid(run, self.weights, self.limit_bytes, self._ceiling, tolerance)
+            except WidthError:
+                return None
+            if answer is None:
+                return None
+            if answer.bound_ns >= reach_ns:
+                return None, reach_ns
+            if answer.found is not None and answer.ns <= answer.bound_ns * (1 + gap):
+                return answer.found, answer.bound_ns
+        return None
+
+    def _sizes(self) -> dict[int, int]:
+        """Domain sizes of the variables of the outer part's factors and of the runs' ends."""
+        sizes = {v: size for factor in self.outer for v, size in zip(factor.scope, factor.sizes, strict=True)}
+        for number in range(len(self.runs)):
+            scope = self.minimisation.chain_scope(number)
+            sizes.update(zip(scope, self.minimisation.chain_shape(number), strict=True))
+        return sizes
 
     def _joined(self, reach_ns: int) -> tuple[Counted | None, int] | None:
         """The same by Pareto chains, where all runs are short; None where their sets grow too large."""
@@ -259,11 +299,8 @@ class _Master:
             ChainRun(points=run, chain=minimisation.chains[number], outside=minimisation.outside(number))
             for number, run in enumerate(self.runs)
         ]
-        sizes = {v: size for factor in self.outer for v, size in zip(factor.scope, factor.sizes, strict=True)}
-        for number in range(len(self.runs)):
-            sizes.update(zip(minimisation.chain_scope(number), minimisation.chain_shape(number), strict=True))
         try:
-            found, ns = solve_chains(self.outer, sizes, chains, self.weights, self.limit_bytes, self._ceiling)
+            found, ns = solve_chains(self.outer, self._sizes(), chains, self.weights, self.limit_bytes, self._ceiling)
         except WidthError:
             return None
         return found, reach_ns if found is None else min(ns, reach_ns)

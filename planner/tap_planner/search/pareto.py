@@ -7,13 +7,15 @@ dropped on the way. Every pair remembers where it came from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tap_planner.search.elimination import Elimination
-from tap_planner.search.factors import INFINITE, WidthError
+from tap_planner.search.factors import INFINITE, Factor, WidthError
+from tap_planner.search.weighting import Weights
 
 MAX_POINTS = 400_000
 """Most pairs that a join may make."""
@@ -50,6 +52,13 @@ def from_tables(scope: tuple[int, ...], ns: np.ndarray, num_bytes: np.ndarray) -
     flat = ns.reshape(-1)
     allowed = np.flatnonzero(flat < int(INFINITE) >> 6)
     return ParetoFactor(scope, ns.shape, allowed, flat[allowed], num_bytes.reshape(-1)[allowed])
+
+
+def weighted_table(factor: ParetoFactor, weights: Weights) -> Factor:
+    """The least weighted cost of every cell."""
+    table = np.full(math.prod(factor.sizes), INFINITE, dtype=np.int64)
+    np.minimum.at(table, factor.cell, factor.ns * weights.time + factor.num_bytes * weights.memory)
+    return Factor(factor.scope, table.reshape(factor.sizes))
 
 
 def _undominated(cell: np.ndarray, ns: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:

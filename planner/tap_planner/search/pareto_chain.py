@@ -16,8 +16,8 @@ import numpy as np
 from tap_planner.search.chain import Chain, min_plus
 from tap_planner.search.counts import Counted, RunPoints
 from tap_planner.search.elimination import eliminate
-from tap_planner.search.factors import INFINITE, Factor, WidthError
-from tap_planner.search.pareto import ParetoFactor, drop, join, pareto_eliminate, within
+from tap_planner.search.factors import INFINITE, WidthError
+from tap_planner.search.pareto import ParetoFactor, drop, join, pareto_eliminate, weighted_table, within
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Weights
 
@@ -65,7 +65,7 @@ def solve_chains(
     """
     joined = [_Joining(run, weights, ceiling) for run in runs]
     factors = [*outer, *(one.factor for one in joined)]
-    tables = [_weighted(factor, weights) for factor in factors]
+    tables = [weighted_table(factor, weights) for factor in factors]
     domains = {variable: sizes[variable] for factor in factors for variable in factor.scope}
     guide = eliminate(domains, tables, ())
     nothing = np.zeros((), dtype=np.int64)
@@ -159,13 +159,6 @@ def _rests(run: ChainRun) -> list[np.ndarray]:
         rest = min_plus(run.chain.last if number == run.points.count - 1 else run.chain.link, rest)
         found.append(np.minimum(np.swapaxes(rest, 1, 2), INFINITE))
     return found[::-1]
-
-
-def _weighted(factor: ParetoFactor, weights: Weights) -> Factor:
-    """The least weighted cost of every cell."""
-    table = np.full(math.prod(factor.sizes), INFINITE, dtype=np.int64)
-    np.minimum.at(table, factor.cell, factor.ns * weights.time + factor.num_bytes * weights.memory)
-    return Factor(factor.scope, table.reshape(factor.sizes))
 
 
 def _trace(factor: ParetoFactor, point: int, links: Sequence[ParetoFactor], values: dict[int, int]) -> dict[int, int]:
