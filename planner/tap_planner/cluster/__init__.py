@@ -13,6 +13,7 @@ from tap_planner.cluster.catalogue import CatalogueEntry, catalogue_device, cata
 from tap_planner.cluster.linting import lint
 from tap_planner.cluster.loading import load_cluster, parse_cluster
 from tap_planner.cluster.meshes import (
+    PIPELINE,
     Mesh,
     MeshAxis,
     axis_levels,
@@ -40,6 +41,7 @@ from tap_planner.cluster.types import (
 __all__ = [
     "ALGORITHMS",
     "NETWORK",
+    "PIPELINE",
     "STAND_INS",
     "TRANSPORTS",
     "USUAL_COLLECTIVE_LAUNCH_NS",

@@ -3,6 +3,7 @@ device)."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +26,22 @@ class MeshAxis:
     size: int
 
 
+PIPELINE = -1
+"""Where an axis is asked for: from stage to stage, at the same coordinates."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """An N-D grid of devices; rank order is row-major, outermost axis first."""
+    """An N-D grid of devices; rank order is row-major, outermost axis first.
+
+    With pipeline stages every stage has a grid of this shape: ranks count stage by stage.
+    """
 
     axes: tuple[MeshAxis, ...]
     devices: tuple[int, ...] = ()
     """Rank in the cluster of each rank of the mesh, ascending; empty where the mesh uses all devices."""
+    num_stages: int = 1
+    """Pipeline stages."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,16 +55,18 @@ class Mesh:
 
     @property
     def num_devices(self) -> int:
-        """Product of the axis sizes."""
-        count = 1
-        for axis in self.axes:
-            count *= axis.size
-        return count
+        """Devices of all stages."""
+        return self.num_stages * self.stage_devices
+
+    @property
+    def stage_devices(self) -> int:
+        """Devices of one stage: product of the axis sizes."""
+        return math.prod(axis.size for axis in self.axes)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Coordinates of ``rank``, outermost axis first."""
-        if not 0 <= rank < self.num_devices:
-            raise ValueError(f"rank {rank} is not in a mesh of {self.num_devices} devices")
+        """Coordinates of a rank of a stage, outermost axis first."""
+        if not 0 <= rank < self.stage_devices:
+            raise ValueError(f"rank {rank} is not in a mesh of {self.stage_devices} devices")
         reversed_coordinates: list[int] = []
         for axis in reversed(self.axes):
             rank, coordinate = divmod(rank, axis.size)
@@ -62,7 +74,7 @@ class Mesh:
         return tuple(reversed(reversed_coordinates))
 
     def rank(self, coordinates: Sequence[int]) -> int:
-        """Rank at ``coordinates``, outermost axis first."""
+        """Rank of a stage at ``coordinates``, outermost axis first."""
         rank = 0
         for axis, coordinate in zip(self.axes, coordinates, strict=True):
             if not 0 <= coordinate < axis.size:
@@ -82,25 +94,24 @@ class Mesh:
         raise UsageError(f"the mesh has no axis {name!r}, its axes are {', '.join(self.names)}")
 
     def groups(self, axes: Sequence[int]) -> np.ndarray:
-        """Ranks of the groups that differ in the coordinates of ``axes`` only.
+        """Ranks of the groups, of all stages, that differ in the coordinates of ``axes`` only.
 
         Args:
-            axes: axis indices in any order.
+            axes: axis indices in any order; ``PIPELINE`` stands for the stages.
 
         Returns:
             int64 array [num_groups, group_size], ascending within a group.
         """
-        chosen = sorted(set(axes))
-        others = [index for index in range(len(self.axes)) if index not in chosen]
-        ranks = np.arange(self.num_devices, dtype=np.int64).reshape(self.shape)
-        group_size = 1
-        for index in chosen:
-            group_size *= self.axes[index].size
-        return ranks.transpose([*others, *chosen]).reshape(-1, group_size)
+        sizes = (self.num_stages, *self.shape)
+        chosen = sorted({axis - PIPELINE for axis in axes})
+        others = [index for index in range(len(sizes)) if index not in chosen]
+        ranks = np.arange(self.num_devices, dtype=np.int64).reshape(sizes)
+        return ranks.transpose([*others, *chosen]).reshape(-1, math.prod(sizes[index] for index in chosen))
 
     def __str__(self) -> str:
-        """``dp=128,tp=8``."""
-        return ",".join(f"{axis.name}={axis.size}" for axis in self.axes)
+        """``dp=128,tp=8``, ``pp=4,dp=32,tp=8``."""
+        stages = [f"pp={self.num_stages}"] if self.num_stages > 1 else []
+        return ",".join([*stages, *(f"{axis.name}={axis.size}" for axis in self.axes)])
 
 
 def _divisors(number: int) -> list[int]:

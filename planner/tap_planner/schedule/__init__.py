@@ -4,6 +4,7 @@ from tap_planner.schedule.activations import InFlight, peak_bytes, peak_in_fligh
 from tap_planner.schedule.buckets import BUCKET_ELEMENTS, BucketKey, assign_buckets
 from tap_planner.schedule.checking import check
 from tap_planner.schedule.closed_forms import bubble_ns, in_flight
+from tap_planner.schedule.cuts import balanced_cuts
 from tap_planner.schedule.dependencies import SlotGraph, slot_graph
 from tap_planner.schedule.drawing import picture
 from tap_planner.schedule.named import SCHEDULES, make_schedule
@@ -28,6 +29,7 @@ __all__ = [
     "Timing",
     "Work",
     "assign_buckets",
+    "balanced_cuts",
     "bubble_ns",
     "check",
     "fill_drain",

@@ -1,0 +1,45 @@
+"""Balanced cuts against all cuts there are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from tap_planner.errors import UsageError
+from tap_planner.schedule import balanced_cuts
+
+
+def parts(work: list[int], border: list[int], cuts: tuple[int, ...]) -> list[int]:
+    """What every part takes."""
+    ends = (*cuts[1:], len(work))
+    return [
+        sum(work[a:b]) + (border[a] if a else 0) + (border[b] if b < len(work) else 0)
+        for a, b in zip(cuts, ends, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_cuts_are_better(seed: int) -> None:
+    """The longest part is as short as it can be, and of such cuts the sum of borders is least."""
+    draw = random.Random(seed)
+    size, count = draw.randint(1, 9), draw.randint(1, 4)
+    work = [draw.randint(0, 9) for _ in range(size)]
+    border = [draw.randint(0, 4) for _ in range(size)]
+    allowed = [draw.random() < 0.8 for _ in range(size)]
+    places = [index for index in range(1, size) if allowed[index]]
+    options = [(0, *chosen) for chosen in itertools.combinations(places, count - 1)]
+    if not options:
+        with pytest.raises(UsageError, match=f"{count} pipeline stages"):
+            balanced_cuts(work, border, count, allowed)
+        return
+    found = balanced_cuts(work, border, count, allowed)
+    assert found in options
+    best = min((max(parts(work, border, cuts)), sum(border[c] for c in cuts[1:])) for cuts in options)
+    assert (max(parts(work, border, found)), sum(border[c] for c in found[1:])) == best
+
+
+def test_equal_layers() -> None:
+    """Layers of equal work are dealt out evenly."""
+    assert balanced_cuts([10, 30] * 8, [1, 2] * 8, 4) == (0, 4, 8, 12)
