@@ -1,7 +1,7 @@
-"""Measured times of training steps without pipeline, one table of tests/data/measurements each.
+"""Measured times of training steps, one table of tests/data/measurements each.
 
-All three tables name what ran: sizes of the model, devices, tensor and data parallelism, micro-batch. What they do not
-name is set down here, with its source.
+All three tables name what ran: sizes of the model, devices, tensor, data and pipeline parallelism, micro-batch. What
+they do not name is set down here, with its source.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class MeasuredStep:
     devices_per_node: int = 8
     tp: int
     dp: int
+    pp: int = 1
+    chunks: int = 1
+    """Parts of the model on each stage; above 1 the schedule is the interleaved one."""
     micro_batch: int
     is_micro_batch_assumed: bool = False
     """The table does not say: as many samples as fit, at most this many."""
@@ -73,7 +76,7 @@ class MeasuredStep:
     @property
     def num_devices(self) -> int:
         """All of them."""
-        return self.tp * self.dp
+        return self.tp * self.dp * self.pp
 
     @property
     def microbatches(self) -> int:
@@ -82,14 +85,15 @@ class MeasuredStep:
 
     @property
     def mesh(self) -> str:
-        """As ``--mesh``."""
+        """As ``--mesh``, of one stage."""
         axes = [f"{name}={size}" for name, size in (("dp", self.dp), ("tp", self.tp)) if size > 1]
         return ",".join(axes) or "dp=1"
 
-    def cluster(self) -> Cluster:
-        """Nodes that the devices fill, or a part of one node."""
-        per_node = min(self.devices_per_node, self.num_devices)
-        nodes = -(-self.num_devices // per_node)
+    def cluster(self, num_devices: int | None = None) -> Cluster:
+        """Nodes that the devices (or so many devices) fill, or a part of one node."""
+        count = num_devices or self.num_devices
+        per_node = min(self.devices_per_node, count)
+        nodes = -(-count // per_node)
         if self.links is None:
             return load_cluster(f"{nodes}x{per_node}:{self.device}")
         text = f"device: {self.device}\nnodes: {nodes}\ndevices_per_node: {per_node}\n{_LINKS[self.links]}\n"
@@ -98,7 +102,7 @@ class MeasuredStep:
 
 def read_iterations(folder: Path) -> tuple[MeasuredStep, ...]:
     """Megatron-DeepSpeed on A100-80GB: fp16, full recompute, plain data parallelism without overlap, no sequence
-    parallelism (vTrain's validation data).
+    parallelism, 1F1B (vTrain's validation data).
 
     Args:
         folder: holds the table.
@@ -107,27 +111,30 @@ def read_iterations(folder: Path) -> tuple[MeasuredStep, ...]:
         MeasuredStep(
             table=ITERATIONS,
             part=_iterations_part(row),
-            label="h{hidden} l{layers} tp{tp} dp{dp} m{micro_batch}/{global_batch}".format(**row),
+            label="h{hidden} l{layers} tp{tp} dp{dp} pp{pp} m{micro_batch}/{global_batch}".format(**row),
             shape=_shape(row, vocab=51200),
             device="a100-sxm4-80gb",
             links="800 Gb/s a node",
             tp=int(row["tp"]),
             dp=int(row["dp"]),
+            pp=int(row["pp"]),
             micro_batch=int(row["micro_batch"]),
             global_batch=int(row["global_batch"]),
             precision="fp16",
             measured_ns=_ns(row["iter_time_ms_measured"], 1e6),
         )
         for row in _rows(folder / ITERATIONS)
-        if row["pp"] == "1"
     )
 
 
 def _iterations_part(row: Mapping[str, str]) -> str:
+    staged = ", pipeline" if int(row["pp"]) > 1 else ""
     if int(row["tp"]) > 8:
-        return "tp > 8"
+        return f"tp > 8{staged}"
     if row["set"] == "multi":
-        return f"{row['n_gpus']} devices"
+        return f"{row['n_gpus']} devices{staged}"
+    if staged:
+        return f"1 node{staged}"
     return FITTED if row["layers"] in ("12", "24") else "1 node, other layers"
 
 
@@ -136,16 +143,18 @@ _MEGATRON_DEVICES: Mapping[str, tuple[str, int]] = {
     "A100-40GB": ("a100-sxm4-40gb", 8),
     "A100-80GB": ("a100-sxm4-80gb", 8),
     "H100-80GB": ("h100-sxm5-80gb", 8),
+    "V100 (8x)": ("v100-sxm2-16gb", 8),
 }
 """How the table's devices begin -> catalogue entry, devices a node (a DGX-2 has 16)."""
 
 
 def read_throughput(folder: Path) -> tuple[MeasuredStep, ...]:
-    """Megatron-LM's published steps: rows that name sizes and a time (or TFLOP/s), and have no pipeline.
+    """Megatron-LM's published steps: rows that name sizes, degrees and a time (or TFLOP/s).
 
-    What the table leaves out: without a micro-batch the whole batch of a rank ran at once, or as many of its samples as
-    fit. Megatron-Core 0.8 has fused attention and overlaps data-parallel and tensor-parallel communication, which needs
-    sequence parallelism (its README); that it recomputes nothing is assumed. The others overlap nothing.
+    What the table leaves out: pipelines without a micro-batch ran one sample at a time; without a pipeline the whole
+    batch of a rank ran at once, or as many of its samples as fit. Megatron-Core 0.8 has fused attention and overlaps
+    data-parallel and tensor-parallel communication, which needs sequence parallelism (its README); that it recomputes
+    nothing is assumed. The others overlap nothing.
 
     Args:
         folder: holds the table.
@@ -153,7 +162,7 @@ def read_throughput(folder: Path) -> tuple[MeasuredStep, ...]:
     return tuple(
         _throughput_step(row)
         for row in _rows(folder / THROUGHPUT)
-        if row["pp"] == "1" and row["hidden"] and row["dp"] and (row["iter_time_s"] or row["tflops_per_gpu"])
+        if row["pp"] and row["hidden"] and row["dp"] and (row["iter_time_s"] or row["tflops_per_gpu"])
     )
 
 
@@ -161,7 +170,7 @@ def _throughput_step(row: Mapping[str, str]) -> MeasuredStep:
     core = "Core" in row["study"]
     shape = _shape(row, vocab=int(row["vocab"]), kernels=Kernels.FLASH if core else Kernels.MEGATRON)
     device, per_node = next(known for name, known in _MEGATRON_DEVICES.items() if row["gpu"].startswith(name))
-    dp, batch = int(row["dp"]), int(row["global_batch"])
+    dp, pp, batch = int(row["dp"]), int(row["pp"]), int(row["global_batch"])
     recompute = Recompute(row["recompute"] or "none")
     if row["iter_time_s"]:
         measured_ns = _ns(row["iter_time_s"], 1e9)
@@ -170,16 +179,18 @@ def _throughput_step(row: Mapping[str, str]) -> MeasuredStep:
         measured_ns = round(flops / (float(row["tflops_per_gpu"]) * int(row["n_gpus"]) * 1e3))
     return MeasuredStep(
         table=THROUGHPUT,
-        part=row["study"],
-        label=f"{row['model']} {row['gpu']} tp{row['tp']} dp{dp} {recompute.value}",
+        part=row["study"] + (", pipeline" if pp > 1 else ""),
+        label=f"{row['model']} {row['gpu']} tp{row['tp']} dp{dp} pp{pp} {recompute.value}",
         shape=shape,
         device=device,
         devices_per_node=per_node,
         links="DGX-2" if "DGX-2" in row["gpu"] else None,
         tp=int(row["tp"]),
         dp=dp,
-        micro_batch=int(row["micro_batch"] or batch // dp),
-        is_micro_batch_assumed=not row["micro_batch"],
+        pp=pp,
+        chunks=int(row["vpp_chunks"] or 1),
+        micro_batch=int(row["micro_batch"] or (1 if pp > 1 else batch // dp)),
+        is_micro_batch_assumed=not row["micro_batch"] and pp == 1,
         global_batch=batch,
         precision="bf16" if core else "fp16",
         recompute=recompute,

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tap_planner.cluster import Cluster
-from tap_planner.plan import Constraint, PlanOptions, parse_constraint
+from tap_planner.plan import Constraint, PlanOptions, cut_decisions, parse_constraint
 from tap_planner.program import Program, lower
 from tap_planner.requests import prepare
-from tap_planner.search import search
-from tap_planner.simulate import predict, price_program
+from tap_planner.schedule import make_schedule
+from tap_planner.search import SearchResult, search
+from tap_planner.simulate import price_program, simulate
 from tests.bench.measured_steps import MeasuredStep
 from tests.bench.megatron_gpt import write_gpt
 from tests.bench.step_constants import Fitted, with_constants
@@ -46,10 +47,7 @@ class PlannedStep:
         Args:
             cluster: the same cluster with other constants.
         """
-        prediction = predict(self.program, cluster or self.cluster)
-        if self.step.overlap:
-            return prediction.step_ns
-        return prediction.compute_ns + prediction.communication_ns
+        return simulate(self.program, cluster or self.cluster, overlap=self.step.overlap).step_ns
 
     @property
     def fits(self) -> bool:
@@ -76,7 +74,7 @@ def plan_step(step: MeasuredStep, folder: Path, fitted: Fitted | None = None) ->
 
 
 def _planned(step: MeasuredStep, folder: Path, fitted: Fitted) -> PlannedStep:
-    cluster = with_constants(step.cluster(), fitted)
+    cluster, stage = (with_constants(found, fitted) for found in (step.cluster(), step.cluster(step.tp * step.dp)))
     options = PlanOptions(
         batch=step.global_batch,
         precision=step.precision,
@@ -89,12 +87,26 @@ def _planned(step: MeasuredStep, folder: Path, fitted: Fitted) -> PlannedStep:
         constraints=_rules(step),
         custom_rules=step.shape.rules,
     )
-    prepared = prepare(write_gpt(folder, step.shape), cluster, options)
-    result = search(replace(prepared.request, hybrid_zero=False))
-    program = lower(result.folded.graph, result.decisions)
-    return PlannedStep(
-        step=step, program=program, cluster=cluster, memory_bytes=price_program(program, cluster).memory_bytes
-    )
+    prepared = prepare(write_gpt(folder, step.shape), stage, options)
+    mesh = replace(prepared.request.meshes[0], num_stages=step.pp)
+    result = search(replace(prepared.request, hybrid_zero=False, cluster=cluster, meshes=(mesh,)))
+    if step.pp == 1:
+        program = lower(result.folded.graph, result.decisions)
+        num_bytes = price_program(program, cluster).memory_bytes
+    else:
+        program = _cut(step, result)
+        num_bytes = simulate(program, cluster).peak_bytes
+    return PlannedStep(step=step, program=program, cluster=cluster, memory_bytes=num_bytes)
+
+
+def _cut(step: MeasuredStep, result: SearchResult) -> Program:
+    """The plan with Megatron's stages: layers in equal parts, embedding and loss with the first and the last."""
+    graph, parts = result.folded.graph, step.pp * step.chunks
+    each = step.shape.layers // parts
+    starts = [graph.operators[0].id, *(f"layers.{part * each}.input_norm.out" for part in range(1, parts))]
+    name, chunks = ("interleaved", step.chunks) if step.chunks > 1 else ("1f1b", None)
+    schedule = make_schedule(name, step.pp, step.microbatches, chunks)
+    return lower(*cut_decisions(graph, result.decisions, starts, schedule))
 
 
 def _rules(step: MeasuredStep) -> tuple[Constraint, ...]:

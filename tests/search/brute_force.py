@@ -61,21 +61,26 @@ def space_size(model: Model) -> int:
 
 def enumerate_all(model: Model, configuration: Configuration) -> BruteForce:
     """Price every strategy of every operator with every storage of every shared parameter."""
+    prices = all_prices(model, configuration)
+    return BruteForce(prices=tuple((price.objective_ns, price.memory_bytes) for price in prices))
+
+
+def all_prices(model: Model, configuration: Configuration) -> tuple[Price, ...]:
+    """The prices of all assignments."""
     cluster = cluster_of(model.space.mesh_shape)
     collectives = CollectiveModel(cluster, model.space.mesh)
     # made once: it is slow
     with mock.patch("tap_planner.cost.prices.CollectiveModel", return_value=collectives):
-        return BruteForce(prices=tuple(_prices(model, configuration, cluster)))
+        return tuple(_prices(model, configuration, cluster))
 
 
-def _prices(model: Model, configuration: Configuration, cluster: Cluster) -> Iterator[tuple[int, int]]:
+def _prices(model: Model, configuration: Configuration, cluster: Cluster) -> Iterator[Price]:
     stored = storable_states(model)
     domains = [range(model.domain(v)) for v in range(model.num_operators)]
     for operators in itertools.product(*domains):
         for states in itertools.product(*stored.values()):
             assignment = Assignment(operators=operators, parameters=dict(zip(stored, states, strict=True)))
-            price = price_program(program_of(model, configuration, assignment), cluster, model.space.price_list)
-            yield price.objective_ns, price.memory_bytes
+            yield price_program(program_of(model, configuration, assignment), cluster, model.space.price_list)
 
 
 class TooManyError(Exception):

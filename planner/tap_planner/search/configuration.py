@@ -98,3 +98,15 @@ class Configuration:
     training: bool
     optimizer_states: str = "fp32"
     """Element type of AdamW's moments."""
+    num_stages: int = 1
+    """Stages of a pipeline. Times and bytes are then those of all stages together (docs/cost-model.md, "Pipelines")."""
+
+    @property
+    def passes(self) -> int:
+        """How often a stage's work on one microbatch takes its time: with the bubble of 1F1B."""
+        return self.microbatches + self.num_stages - 1
+
+    @property
+    def in_flight(self) -> int:
+        """Microbatches whose activations the first stage of 1F1B holds at once."""
+        return min(self.num_stages, self.microbatches)

@@ -26,9 +26,9 @@ class CostedModel:
     Args:
         model: variables and terms.
         configuration: what regions may choose from, microbatches, optimizer.
-        repeat: how often the model's graph runs in a step; None: once per microbatch. With the graph of fewer
-            microbatches, as often as there are of those, it is a lower bound: what depends on sizes never takes less
-            time in smaller parts, and what does not is paid for every microbatch.
+        repeat: how often the time of the model's graph counts in a step; None: the configuration's passes. With the
+            graph of fewer microbatches, as often as there are of those, it is a lower bound: what depends on sizes
+            never takes less time in smaller parts, and what does not is paid for every microbatch.
         lost: by class of operator, [strategies] those that do not exist.
     """
 
@@ -41,7 +41,11 @@ class CostedModel:
     ) -> None:
         self.model = model
         self.configuration = configuration
-        self.repeat = configuration.microbatches if repeat is None else repeat
+        self.has_own_graph = repeat is None
+        """Whether the model is of the configuration's own microbatch count, not of a smaller one."""
+        self.repeat = configuration.passes if repeat is None else repeat
+        self.in_flight = configuration.in_flight
+        """How often activations count."""
         self.lost = lost or {}
         self.recomputes = configuration.settings.recomputes if configuration.training else (Recompute.NONE,)
         self.zeros = configuration.settings.zeros
@@ -56,10 +60,9 @@ class CostedModel:
         """Whether the exact stage may leave the cost of a tensor shared out that occurrences want in very many places,
         instead of giving up."""
 
-    @property
-    def has_own_graph(self) -> bool:
-        """Whether the model is of the configuration's own microbatch count, not of a smaller one."""
-        return self.repeat == self.configuration.microbatches
+    def under(self, configuration: Configuration) -> CostedModel:
+        """The same model under another configuration of as many microbatches."""
+        return CostedModel(self.model, configuration, None if self.has_own_graph else self.repeat, self.lost)
 
     # -- settings ----------------------------------------------------------------------------------------------
 

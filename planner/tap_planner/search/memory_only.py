@@ -33,7 +33,8 @@ def memory_solver(costed: CostedModel, *, every_value: bool = False) -> Solver:
     model = costed.model
     if _KEY not in model.tables:
         model.tables[_KEY] = _without_times(model)
-    bare = CostedModel(cast(Model, model.tables[_KEY]), costed.configuration, costed.repeat)
+    repeat = None if costed.has_own_graph else costed.repeat
+    bare = CostedModel(cast(Model, model.tables[_KEY]), costed.configuration, repeat)
     bare.partly_exact = True
     return Solver(bare, None if every_value else _representatives(bare))
 

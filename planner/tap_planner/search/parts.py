@@ -180,7 +180,12 @@ class Parts:
 
     def _add_terms(self, tables: PartTables, terms: Sequence[_Table]) -> None:
         for scope, ns, num_bytes in terms:
-            tables.add(scope, ns if self.costed.repeat == 1 else ns * self.costed.repeat, num_bytes)
+            costed = self.costed
+            tables.add(
+                scope,
+                ns if costed.repeat == 1 else ns * costed.repeat,
+                num_bytes if costed.in_flight == 1 else num_bytes * costed.in_flight,
+            )
 
     def _bordering(self, kind: PartKind, number: int) -> tuple[int, ...]:
         """Variables on the border of a part, which count even if no table has them."""

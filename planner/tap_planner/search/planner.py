@@ -135,8 +135,8 @@ def _nothing_fits(
     request: SearchRequest, reports: Sequence[Report], least_bytes: Sequence[int]
 ) -> InfeasibleError | LimitReachedError:
     """The least memory that any plan of the space needs, over the meshes."""
-    limit, least = request.limit_bytes, min(least_bytes)
-    assert limit is not None
+    assert request.limit_bytes is not None
+    limit, least = request.limit_bytes // request.num_stages, -(-min(least_bytes) // request.num_stages)
     if least <= limit and any(report.ended_ns is not None for report in reports):
         return LimitReachedError(
             f"no plan within {gigabytes(limit)} per device was found, and it is not proven that there is none",

@@ -78,7 +78,7 @@ class _Total:
         modes = {region: view.recompute(region) for region in term.regions}
         ns, num_bytes = _term_price(term, view, values, modes)
         self.ns += view.times * ns * self._costed.repeat
-        self.activation_bytes += view.times * num_bytes
+        self.activation_bytes += view.times * num_bytes * self._costed.in_flight
 
     def whole_bytes(self) -> int:
         """Room for whole copies, for the highest ZeRO level in runs."""
@@ -138,7 +138,7 @@ class _PartPrices:
                     modes[region] = view.recompute(region)
             term_ns, num_bytes = _term_price(term, view, values, {region: modes[region] for region in regions})
             ns += term_ns * costed.repeat
-            activation_bytes += num_bytes
+            activation_bytes += num_bytes * costed.in_flight
         own = _OwnCosts(view, values)
         return _PartPrice(
             ns=ns + own.ns,

@@ -57,6 +57,12 @@ class SearchRequest:
     """Whether values under which the limit cannot be kept are left out beforehand: where the limit is the least memory
     that there is, few plans keep it."""
 
+    @property
+    def num_stages(self) -> int:
+        """Stages of a pipeline, the same on all meshes. With more than one, times and bytes (the limit, too) are those
+        of all stages together."""
+        return self.meshes[0].num_stages
+
     def folded(self, microbatches: int) -> FoldedGraph:
         """The graph of one microbatch, folded."""
         return self.graphs.folded(microbatches)

@@ -215,7 +215,7 @@ class SetVariables:
     def _add_costs(self, tables: PartTables, variable: int, term: Term) -> None:
         """What a set costs."""
         ns = self._redistribution_ns(variable, term) * (SCALE * self._costed.repeat)
-        num_bytes = self._kept_bytes(variable, term) * SCALE
+        num_bytes = self._kept_bytes(variable, term) * (SCALE * self._costed.in_flight)
         if term.producer is None:
             tables.add((variable,), ns[0], num_bytes[0])
         else:

@@ -82,7 +82,7 @@ class Solver:
         if len(settings.recomputes) == 1:
             return self
         fast = replace(configuration, settings=settings.fastest)
-        return Solver(CostedModel(self.model, fast, self.costed.repeat, self.costed.lost), self._alive)
+        return Solver(self.costed.under(fast), self._alive)
 
     def forget(self) -> None:
         """Free the tables: what is needed again is made again."""
