@@ -78,6 +78,7 @@ from tap_planner.plan.options import (
     PlanRequest,
 )
 from tap_planner.plan.ordering import canonical_decisions
+from tap_planner.plan.pipelines import stage_starts
 from tap_planner.plan.rule_files import load_constraints, parse_constraints
 from tap_planner.plan.rules import Constraint, parse_constraint, parse_rule, replicate_rule
 from tap_planner.plan.schema import schema
@@ -169,6 +170,7 @@ __all__ = [
     "replicate_rule",
     "row_major_ranks",
     "schema",
+    "stage_starts",
     "to_text",
     "with_digests",
     "write_plan",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -135,16 +137,23 @@ class _Cutting:
     # -- regions and parameters -------------------------------------------------------------------------------------
 
     def _regions(self) -> tuple[Region, ...]:
+        """Regions end where chunks do. What is left of a run in each chunk is a run of its own, and so is a part of an
+        occurrence."""
+        runs: dict[tuple[int, int, int], int] = {}
+        sizes: Counter[int] = Counter()
         found: list[Region] = []
-        for chunk in self._chunks:
-            last: int | None = None
-            for operator in (self._graph.operators[index] for index in chunk):
-                number = -1 if operator.type == TRANSFER else self._region_of[operator.id]
-                if number != last:
-                    region = self._decisions.regions[number] if number >= 0 else _BORDER
-                    found.append(replace(region, operators=()))
-                    last = number
-                found[-1] = replace(found[-1], operators=(*found[-1].operators, operator.id))
+        for chunk, operators in enumerate(self._chunks):
+            names = [self._graph.operators[index].id for index in operators]
+            for number, members in itertools.groupby(names, lambda name: self._region_of.get(name, -1)):
+                given = self._decisions.regions[number] if number >= 0 else _BORDER
+                part = tuple(members)
+                if given.run is None:
+                    found.append(replace(given, operators=part))
+                    continue
+                whole = len(part) == len(given.operators)
+                run = runs.setdefault((given.run, chunk, -1 if whole else number), len(runs))
+                found.append(replace(given, operators=part, run=run, occurrence=sizes[run]))
+                sizes[run] += 1
         return tuple(found)
 
     def _parameters(

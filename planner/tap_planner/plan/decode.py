@@ -142,10 +142,19 @@ def _ranks(value: Value) -> tuple[tuple[int, ...], ...]:
 
 
 def _pipeline(value: Value) -> PipelineSection:
+    order = value.get("order")
     return PipelineSection(
-        stages=value["stages"].each(lambda stage: Stage(first=stage["first"].text(), last=stage["last"].text())),
+        stages=value["stages"].each(_stage),
         schedule=value["schedule"].text(),
         microbatches=value["microbatches"].integer(1),
+        order=() if order is None else order.each(lambda line: line.text()),
+    )
+
+
+def _stage(value: Value) -> Stage:
+    number = value.get("stage")
+    return Stage(
+        first=value["first"].text(), last=value["last"].text(), stage=0 if number is None else number.integer(0)
     )
 
 

@@ -199,7 +199,9 @@ def _mesh(document: PlanDocument) -> dict[str, Scalar]:
         "microbatches": document.pipeline.microbatches,
         "schedule": document.pipeline.schedule,
         "optimizer_states": document.optimizer_states,
-        "stages": len(document.pipeline.stages),
+        "stages": document.pipeline.num_stages,
+        "chunks": len(document.pipeline.stages) // document.pipeline.num_stages,
+        "cuts": " ".join(stage.first for stage in document.pipeline.stages[1:]),
         "ranks": " ".join(map(_place, document.mesh.ranks)),
     }
     if document.mesh.idle_devices:

@@ -18,15 +18,14 @@ from tap_planner.plan.document import (
     IdlePlaces,
     MeshSection,
     ModelInput,
-    PipelineSection,
     PlanDocument,
     Predicted,
     Producer,
-    Stage,
 )
 from tap_planner.plan.encode import document_to_json
 from tap_planner.plan.fold import fold_decisions
 from tap_planner.plan.options import PlanOptions
+from tap_planner.plan.pipelines import pipeline_section
 
 _DECISION_SECTIONS = ("mesh", "pipeline", "parameters", "blocks", "repeats", "redistributions", "buckets")
 _DECISION_OPTIONS = ("mode", "loss", "precision", "optimizer")
@@ -122,10 +121,7 @@ def build_document(
                 loss_output=None if loss is None else loss.output,
             ),
             mesh=MeshSection(axes=decisions.axes, ranks=ranks, idle_devices=left_out),
-            pipeline=PipelineSection(
-                stages=_stages(decisions),
-                microbatches=decisions.microbatches,
-            ),
+            pipeline=pipeline_section(decisions),
             folded=fold_decisions(decisions, reads),
             optimizer_states=decisions.optimizer_states,
             collectives=collectives,
@@ -134,9 +130,3 @@ def build_document(
             certificate=certificate,
         )
     )
-
-
-def _stages(decisions: Decisions) -> tuple[Stage, ...]:
-    """All operators are one stage; without operators (a graph that returns its inputs) there is none."""
-    operators = decisions.operators
-    return (Stage(first=operators[0].id, last=operators[-1].id),) if operators else ()

@@ -111,10 +111,12 @@ class MeshSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A pipeline stage: the operators from ``first`` to ``last``."""
+    """The operators from ``first`` to ``last``, without transfers: a pipeline stage, or one of several chunks of it."""
 
     first: str
     last: str
+    stage: int = 0
+    """The stage that holds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +124,17 @@ class PipelineSection:
     """Stages, schedule and microbatches."""
 
     stages: tuple[Stage, ...]
-    """None for a graph without operators."""
+    """In model order; none for a graph without operators."""
     schedule: str = "none"
+    """One of ``SCHEDULES``, or what ``order`` is called; ``none`` where there is one stage."""
     microbatches: int = 1
+    order: tuple[str, ...] = ()
+    """What stages do in which order, line by line (``schedule.parse_order``), where ``SCHEDULES`` has it not."""
+
+    @property
+    def num_stages(self) -> int:
+        """Stages, of whatever number of chunks."""
+        return 1 + max((stage.stage for stage in self.stages), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,10 +171,15 @@ def _ranks(ranks: Sequence[tuple[int, ...]]) -> object:
 
 
 def _pipeline(pipeline: PipelineSection) -> Json:
+    staged = pipeline.num_stages > 1
     return {
-        "stages": [{"first": stage.first, "last": stage.last} for stage in pipeline.stages],
+        "stages": [
+            ({"stage": stage.stage} if staged else {}) | {"first": stage.first, "last": stage.last}
+            for stage in pipeline.stages
+        ],
         "schedule": pipeline.schedule,
         "microbatches": pipeline.microbatches,
+        **({"order": list(pipeline.order)} if pipeline.order else {}),
     }
 
 

@@ -27,6 +27,7 @@ from tap_planner.plan.document import (
     RepeatEntry,
 )
 from tap_planner.plan.ordering import bucket_members, order_parameters, order_redistributions
+from tap_planner.plan.pipelines import expand_pipeline
 
 _HINT = "The plan was edited or damaged; write it again with tap-plan."
 
@@ -72,6 +73,7 @@ def expand(document: PlanDocument) -> Decisions:
         redistributions=parts.redistributions,
         buckets=parts.buckets,
         regions=parts.regions,
+        pipeline=expand_pipeline(document.pipeline, parts.operators),
     )
 
 
