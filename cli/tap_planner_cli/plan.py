@@ -15,6 +15,7 @@ from tap_planner.errors import TapError, UsageError
 from tap_planner.operators import load_custom_rules
 from tap_planner.plan import (
     COSTS,
+    DEFAULT_SCHEDULE,
     LOSSES,
     MODES,
     OBJECTIVES,
@@ -38,6 +39,7 @@ from tap_planner.plan import (
     write_plan,
 )
 from tap_planner.processes import usable_cores, use_processes
+from tap_planner.schedule import SCHEDULES
 from tap_planner_cli.console import make_console, show_warnings
 from tap_planner_cli.errors import EXIT_NEGATIVE, printable, run
 from tap_planner_cli.parameters import PERCENT, SIZE, Assignment, NumberOrAuto, check_writable, common_options, settings
@@ -107,7 +109,15 @@ _NOT_PLANNING = {
 @click.option("--loss-output", metavar="NAME", help="Output that the loss reads.")
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters not to train (repeatable).")
 @click.option("--train", multiple=True, metavar="PATTERN", help="Parameters to train all the same (repeatable).")
-@click.option("--mesh", metavar="dp=2,tp=2", help="Axes, outermost first; default: the search chooses.")
+@click.option(
+    "--mesh",
+    metavar="dp=2,tp=2",
+    help="Axes, outermost first, and pipeline stages as pp=4; default: the search chooses.",
+)
+@click.option(
+    "--schedule", type=click.Choice(SCHEDULES), default=DEFAULT_SCHEDULE, show_default=True, help="Of a pipeline."
+)
+@click.option("--chunks", type=_POSITIVE, metavar="V", help="Parts of the model on each pipeline stage.")
 @click.option("--max-axes", type=click.IntRange(1, 4), default=2, show_default=True, help="Most axes to choose.")
 @click.option("--allow-idle", is_flag=True, help="Let the mesh leave devices out where that is faster.")
 @click.option("--gap", type=PERCENT, default="0.1%", show_default=True, help="End when proven this near the optimum.")
@@ -230,6 +240,8 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         microbatches=values["microbatches"],
         recompute=values["recompute"],
         mesh=values["mesh"],
+        schedule=values["schedule"],
+        chunks=values["chunks"],
         max_axes=values["max_axes"],
         allow_idle=values["allow_idle"],
         gap_basis_points=values["gap"],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tap_planner.errors import UsageError
 from tap_planner.moments import check_moments, rounds_moments
 from tap_planner.plan import RECOMPUTES, Constraint, PlanOptions
+from tap_planner.stages import check_pipeline, in_stages
 from tap_planner.yaml_entries import near_miss
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOpt
 
     target = None if options.target is None else TARGETS[options.target]
     meshes = _meshes(cluster, options, target)
+    check_pipeline(options, cluster, meshes)
     _check_axes(options.constraints, meshes)
     variants = (None,) if target is None else target.variants()
     found: list[SearchRequest] = []
@@ -110,7 +112,7 @@ def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOpt
         kept, conflict = space.keep_meshes(meshes)
         levels = _zero_levels(options, target, variant)
         if kept and levels:
-            found.append(_request(space, cluster, options, kept, levels))
+            found.extend(in_stages(_request(space, cluster, options, kept, levels), options))
         elif conflict is not None:
             conflicts.append(conflict)
     if found:

@@ -69,7 +69,6 @@ def test_parse() -> None:
         ("dp:16", "expected NAME=SIZE"),
         ("dp=0,tp=16", "expected NAME=SIZE"),
         ("", "expected NAME=SIZE"),
-        ("pp=2,dp=8", "not supported yet"),
     ],
 )
 def test_parse_refuses(text: str, wanted: str) -> None:

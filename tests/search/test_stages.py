@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tap_planner.graph import Graph
-from tap_planner.search import CostedModel, Recompute, Weights, fold_assignment
+from tap_planner.search import CostedModel, Pipeline, Recompute, Weights, fold_assignment
 from tap_planner.search.limited import LimitedSearch
 from tap_planner.search.pricing import price_choices
 from tap_planner.simulate import Price, price_program
@@ -45,7 +45,7 @@ def test_prices(graph: Graph, stages: tuple[int, int], seed: int) -> None:
     assume(graph.loss is not None)
     model, (count, microbatches) = make_model(graph, (2, 2)), stages
     alone = replace(free_configuration(tuple(Recompute), (0, 1, 2, 3), 2), microbatches=microbatches)
-    costed = CostedModel(model, replace(alone, num_stages=count))
+    costed = CostedModel(model, replace(alone, pipeline=Pipeline(num_stages=count, schedule="1f1b")))
     for assignment in random_assignments(model, seed, 4, per_class=False):
         found = price_choices(costed, fold_assignment(model, assignment))
         price = price_program(program_of(model, alone, assignment), cluster_of((2, 2)))
@@ -60,7 +60,7 @@ def test_optimum(graph: Graph, stages: tuple[int, int], share: float) -> None:
     assume(graph.loss is not None and model is not None)
     assert model is not None
     alone = configuration_of(microbatches=microbatches)
-    configuration = replace(alone, num_stages=count)
+    configuration = replace(alone, pipeline=Pipeline(num_stages=count, schedule="1f1b"))
     truth = [staged(price, count, microbatches) for price in all_prices(model, alone)]
     least, fastest = min(num_bytes for _, num_bytes in truth), min(truth)
     found = solver_of(model, configuration).optimum(Weights(1, 0))

@@ -15,6 +15,7 @@ from tap_planner.cluster.types import Cluster
 from tap_planner.errors import ClusterError, UsageError
 
 _DEFAULT_NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("dp", "fsdp", "tp")}
+_STAGES = "pp"
 _AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([1-9][0-9]{0,8})")
 
 
@@ -110,7 +111,7 @@ class Mesh:
 
     def __str__(self) -> str:
         """``dp=128,tp=8``, ``pp=4,dp=32,tp=8``."""
-        stages = [f"pp={self.num_stages}"] if self.num_stages > 1 else []
+        stages = [f"{_STAGES}={self.num_stages}"] if self.num_stages > 1 else []
         return ",".join([*stages, *(f"{axis.name}={axis.size}" for axis in self.axes)])
 
 
@@ -163,7 +164,7 @@ def mesh_on(sizes: tuple[int, ...], devices: tuple[int, ...] = ()) -> Mesh:
 
 
 def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh:
-    """Read ``dp=128,tp=8``, outermost axis first.
+    """Read ``dp=128,tp=8``, outermost axis first; ``pp=4`` among them stands for so many pipeline stages.
 
     Args:
         text: the axes.
@@ -184,8 +185,7 @@ def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh
     doubled = sorted({name for name in mesh.names if mesh.names.count(name) > 1})
     if doubled:
         raise UsageError(f"--mesh {text!r}: the axis name {doubled[0]!r} occurs twice, expected unique names")
-    if "pp" in mesh.names:
-        raise UsageError(f"--mesh {text!r}: pipeline stages (pp) are not supported yet")
+    mesh = _with_stages(mesh)
     if mesh.num_devices == cluster.num_devices:
         return mesh
     fewer = mesh.num_devices < cluster.num_devices
@@ -201,6 +201,13 @@ def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh
             hint="Choose a product of a number of nodes and a number of devices of each.",
         )
     return replace(mesh, devices=devices)
+
+
+def _with_stages(mesh: Mesh) -> Mesh:
+    """What is called ``pp`` is no axis."""
+    stages = next((axis.size for axis in mesh.axes if axis.name == _STAGES), 1)
+    axes = tuple(axis for axis in mesh.axes if axis.name != _STAGES)
+    return Mesh(axes=axes or mesh_on((1,)).axes, num_stages=stages)
 
 
 def part_of(cluster: Cluster, mesh: Mesh) -> Cluster:

@@ -64,6 +64,7 @@ from tap_planner.plan.fold import fold_decisions
 from tap_planner.plan.optimizer_states import StatesChoice, StatesOutcome
 from tap_planner.plan.options import (
     COSTS,
+    DEFAULT_SCHEDULE,
     LOSSES,
     MODES,
     OBJECTIVES,
@@ -85,6 +86,7 @@ from tap_planner.plan.schema import schema
 
 __all__ = [
     "COSTS",
+    "DEFAULT_SCHEDULE",
     "FORMAT_VERSION",
     "LOSSES",
     "MEMORY_KINDS",

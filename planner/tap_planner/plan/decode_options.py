@@ -8,6 +8,7 @@ from tap_planner.errors import PlanFormatError
 from tap_planner.operators import ComputeKind, CustomRule, FactorKind, RuleProblemError, custom_rule
 from tap_planner.plan.options import (
     COSTS,
+    DEFAULT_SCHEDULE,
     LOSSES,
     MODES,
     OBJECTIVES,
@@ -21,6 +22,7 @@ from tap_planner.plan.options import (
 )
 from tap_planner.plan.reader import MAX_INTEGER, REMEDY, Value, fail
 from tap_planner.plan.rules import Constraint
+from tap_planner.schedule import SCHEDULES
 
 _RULES = ("forbid", "require")
 _FACTOR_KINDS = tuple(kind.value for kind in FactorKind)
@@ -48,6 +50,8 @@ def options_from_json(value: Value) -> PlanOptions:
         mesh=mesh and mesh.text(),
         max_axes=value["max_axes"].integer(1),
         allow_idle=(idle := value.get("allow_idle")) is not None and idle.flag(),
+        schedule=DEFAULT_SCHEDULE if (name := value.get("schedule")) is None else name.text(SCHEDULES),
+        chunks=None if (chunks := value.get("chunks")) is None else chunks.integer(1),
         gap_basis_points=value["gap_basis_points"].integer(0),
         max_regret_basis_points=None if (most := value.get("max_regret_basis_points")) is None else most.integer(0),
         max_memory_bytes=_memory_limit(value["max_memory_bytes"]),

@@ -27,7 +27,7 @@ from tap_planner.plan.document import (
 )
 from tap_planner.plan.names import encode_list, encode_names
 from tap_planner.plan.optimizer_states import states_to_json
-from tap_planner.plan.options import PlanOptions
+from tap_planner.plan.options import DEFAULT_SCHEDULE, PlanOptions
 from tap_planner.plan.rules import Constraint
 from tap_planner.sharding import Placements, Step
 
@@ -124,6 +124,10 @@ def options_to_json(options: PlanOptions) -> Json:
         json["target"] = options.target
     if options.allow_idle:
         json["allow_idle"] = True
+    if options.schedule != DEFAULT_SCHEDULE:
+        json["schedule"] = options.schedule
+    if options.chunks is not None:
+        json["chunks"] = options.chunks
     if options.max_regret_basis_points is not None:
         json["max_regret_basis_points"] = options.max_regret_basis_points
     if options.custom_rules:

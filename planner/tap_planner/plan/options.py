@@ -25,6 +25,10 @@ Auto = Literal["auto"]
 """The search chooses."""
 
 
+DEFAULT_SCHEDULE = "1f1b"
+"""Of a pipeline."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Everything that decides about a plan beside the model and the cluster; a plan stores it to be re-planned."""
@@ -54,7 +58,11 @@ class PlanOptions:
     recompute: str = "auto"
     """``auto``, ``none``, ``selective`` or ``full``."""
     mesh: str | None = None
-    """``dp=2,tp=2``; None: the search chooses."""
+    """``dp=2,tp=2``, or ``pp=4,dp=2,tp=2`` with four pipeline stages; None: the search chooses, without pipeline."""
+    schedule: str = DEFAULT_SCHEDULE
+    """Of a pipeline: one of ``schedule.SCHEDULES``."""
+    chunks: int | None = None
+    """Parts of the model on each pipeline stage; None: as few as the schedule needs."""
     max_axes: int = 2
     """Most axes of a mesh that the search chooses."""
     allow_idle: bool = False

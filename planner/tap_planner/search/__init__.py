@@ -4,7 +4,7 @@ from tap_planner.search.assemble import assemble
 from tap_planner.search.capacity import least_ns
 from tap_planner.search.changes import OldPlan
 from tap_planner.search.choices import Assignment, Choices, fold_assignment
-from tap_planner.search.configuration import Configuration, Recompute, Settings, ZeroSetting, zero_settings
+from tap_planner.search.configuration import Configuration, Pipeline, Recompute, Settings, ZeroSetting, zero_settings
 from tap_planner.search.constraints import NoStrategyError, SpaceRules, StrategyFilter
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.enumeration import SearchSpace
@@ -53,6 +53,7 @@ __all__ = [
     "Obstacle",
     "OldPlan",
     "Outcome",
+    "Pipeline",
     "Proof",
     "ProofKind",
     "Recompute",

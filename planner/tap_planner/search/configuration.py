@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tap_planner.schedule import in_flight
+
 
 class Recompute(enum.IntEnum):
     """How a region keeps activations for backward, in order of growing time."""
@@ -88,6 +90,28 @@ def zero_settings(levels: Sequence[int], num_axes: int, *, hybrid: bool) -> tupl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Stages, and in which order they work."""
+
+    num_stages: int
+    schedule: str
+    """One of ``SCHEDULES``."""
+    num_chunks: int = 1
+
+    def passes(self, microbatches: int) -> int:
+        """Of p stages that take equally long, p times the makespan over the work of all of them on one microbatch: the
+        microbatches and the bubble, rounded down. What zero-bubble schedules leave of it counts for nothing."""
+        ramp = self.num_stages - 1
+        bubble = {"fill-drain": ramp, "1f1b": ramp, "interleaved": ramp // self.num_chunks}
+        return microbatches + bubble.get(self.schedule, 0)
+
+    def in_flight(self, microbatches: int) -> int:
+        """Whole microbatches whose activations the first stage holds at once, rounded down."""
+        held = in_flight(self.schedule, self.num_stages, microbatches, self.num_chunks, 0)
+        return max(held.until_input_backward // self.num_chunks, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """The settings that hold for the whole plan, and those that regions choose from."""
 
@@ -98,15 +122,15 @@ class Configuration:
     training: bool
     optimizer_states: str = "fp32"
     """Element type of AdamW's moments."""
-    num_stages: int = 1
-    """Stages of a pipeline. Times and bytes are then those of all stages together (docs/cost-model.md, "Pipelines")."""
+    pipeline: Pipeline | None = None
+    """Times and bytes are then those of all stages together (docs/cost-model.md, "Pipelines")."""
 
     @property
     def passes(self) -> int:
-        """How often a stage's work on one microbatch takes its time: with the bubble of 1F1B."""
-        return self.microbatches + self.num_stages - 1
+        """How often the work of all stages on one microbatch takes its time, at least."""
+        return self.microbatches if self.pipeline is None else self.pipeline.passes(self.microbatches)
 
     @property
     def in_flight(self) -> int:
-        """Microbatches whose activations the first stage of 1F1B holds at once."""
-        return min(self.num_stages, self.microbatches)
+        """Microbatches whose activations the first stage holds at once, at least."""
+        return 1 if self.pipeline is None else self.pipeline.in_flight(self.microbatches)

@@ -222,7 +222,7 @@ class SearchSpace:
             precision=request.precision,
             training=request.training,
             optimizer_states=request.optimizer_states,
-            num_stages=request.num_stages,
+            pipeline=request.pipeline,
         )
         model = self.model(mesh, microbatches if graph_of is None else graph_of)
         if graph_of is None or graph_of == microbatches:

@@ -178,4 +178,6 @@ def request_on(request: SearchRequest, mesh: Mesh, limit_bytes: Callable[[Cluste
     room = part_of(request.cluster, mesh).usable_memory_bytes
     device = replace(request.cluster.device, memory_bytes=room + request.cluster.reserved_memory_bytes)
     cluster = replace(request.cluster, device=device)
-    return replace(request, cluster=cluster, meshes=(mesh,), limit_bytes=limit_bytes(cluster))
+    limit = limit_bytes(cluster)
+    whole = None if limit is None else limit * request.num_stages
+    return replace(request, cluster=cluster, meshes=(mesh,), limit_bytes=whole)

@@ -13,6 +13,7 @@ from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
 from tap_planner.plan import Decisions, Nearness, StatesChoice
+from tap_planner.search.configuration import Pipeline
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.graphs import MicrobatchGraphs
 from tap_planner.search.obstacles import Obstacle, find_obstacles
@@ -53,15 +54,17 @@ class SearchRequest:
     that a device sends."""
     ceiling_ns: int | None = None
     """What is proven not to be faster than this is left alone; ``NothingFasterError`` where nothing else is."""
+    pipeline: Pipeline | None = None
+    """Stages that all meshes have. The microbatch count is given then: more of them may be faster."""
     lean: bool = False
     """Whether values under which the limit cannot be kept are left out beforehand: where the limit is the least memory
     that there is, few plans keep it."""
 
     @property
     def num_stages(self) -> int:
-        """Stages of a pipeline, the same on all meshes. With more than one, times and bytes (the limit, too) are those
-        of all stages together."""
-        return self.meshes[0].num_stages
+        """Stages of a pipeline. With more than one, times and bytes (the limit, too) are those of all stages
+        together."""
+        return 1 if self.pipeline is None else self.pipeline.num_stages
 
     def folded(self, microbatches: int) -> FoldedGraph:
         """The graph of one microbatch, folded."""

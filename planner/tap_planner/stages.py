@@ -1,0 +1,100 @@
+"""Pipelines that were asked for: what the search is to find for all stages together, one microbatch count at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tap_planner.errors import UsageError
+from tap_planner.plan import DEFAULT_SCHEDULE, PlanOptions
+
+if TYPE_CHECKING:
+    from tap_planner.cluster import Cluster, Mesh
+    from tap_planner.search import SearchRequest
+
+__all__ = ["check_pipeline", "in_stages"]
+
+MAX_ROUNDS = 64
+"""Most microbatches for each stage that are tried by themselves."""
+LEAST_CHUNKS = {"interleaved": 2, "zbv": 2}
+"""Parts of the model on each stage that a schedule needs; 1 elsewhere."""
+
+
+def check_pipeline(options: PlanOptions, cluster: Cluster, meshes: Sequence[Mesh]) -> None:
+    """Refuse what pipelines do not go with.
+
+    Raises:
+        UsageError: names the option.
+    """
+    if not any(mesh.num_stages > 1 for mesh in meshes):
+        if options.schedule != DEFAULT_SCHEDULE or options.chunks is not None:
+            name = "--chunks" if options.schedule == DEFAULT_SCHEDULE else f"--schedule {options.schedule}"
+            raise UsageError(f"{name}: there is one stage", hint="Name stages in --mesh, as pp=4,dp=2,tp=2.")
+        return
+    wrong = {
+        "--mode infer": options.mode != "train",
+        f"--objective {options.objective}": options.objective != "time",
+        "--allow-idle": options.allow_idle,
+        f"--target {options.target}": options.target is not None,
+        "unlike nodes": bool(cluster.node_groups),
+    }
+    for name, given in wrong.items():
+        if given:
+            raise UsageError(f"{name} with pipeline stages (pp in --mesh)", hint="Leave one of them out.")
+    least = LEAST_CHUNKS.get(options.schedule, 1)
+    chunks = least if options.chunks is None else options.chunks
+    most = least if options.schedule != "interleaved" else chunks
+    if not least <= chunks <= most:
+        wanted = str(least) if options.schedule != "interleaved" else f"at least {least}"
+        raise UsageError(f"--chunks {chunks}: --schedule {options.schedule} has {wanted}")
+
+
+def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchRequest, ...]:
+    """A request; with pipeline stages, one for each microbatch count: of times and bytes of all stages together.
+
+    Raises:
+        UsageError: no microbatch count suits the schedule.
+    """
+    from tap_planner.search import Pipeline
+
+    stages = request.meshes[0].num_stages
+    if stages == 1:
+        return (request,)
+    chunks = options.chunks or LEAST_CHUNKS.get(options.schedule, 1)
+    pipeline = Pipeline(num_stages=stages, schedule=options.schedule, num_chunks=chunks)
+    whole = None if request.limit_bytes is None else request.limit_bytes * stages
+    return tuple(
+        replace(request, pipeline=pipeline, microbatches=count, limit_bytes=whole)
+        for count in _counts(request, options, stages)
+    )
+
+
+def _counts(request: SearchRequest, options: PlanOptions, stages: int) -> tuple[int, ...]:
+    """Microbatch counts: that which was asked for; else those that fill the pipeline, whole rounds of stages."""
+    rounds = options.schedule == "interleaved"
+    if options.microbatches != "auto":
+        if rounds and options.microbatches % stages:
+            raise UsageError(
+                f"--microbatches {options.microbatches}: --schedule interleaved wants a multiple of {stages} stages",
+                hint=f"Choose a multiple of {stages}, or --schedule 1f1b.",
+            )
+        return (options.microbatches,)
+    if request.graphs.batch(1).obstacles or request.folded(1).graph.is_batch_fixed:
+        found = (1,)
+    else:
+        most = min(request.batch, MAX_ROUNDS * stages)
+        found = tuple(k for k in range(stages, most + 1, stages) if request.batch % k == 0 and _is_round(k // stages))
+    if not found or (rounds and found[0] % stages):
+        raise UsageError(
+            f"a batch of {request.batch} cannot be cut in a multiple of {stages} microbatches",
+            hint="Choose --microbatches, --batch, or fewer stages.",
+        )
+    return found
+
+
+def _is_round(number: int) -> bool:
+    """Whether a number is a power of two, or three times one."""
+    while number % 2 == 0:
+        number //= 2
+    return number in (1, 3)
