@@ -10,6 +10,7 @@ from tap_planner.cluster.calibration import (
 )
 from tap_planner.cluster.calibration_files import load_calibration, parse_calibration
 from tap_planner.cluster.catalogue import CatalogueEntry, catalogue_device, catalogue_entry, device_names
+from tap_planner.cluster.json_form import cluster_from_json, cluster_to_json
 from tap_planner.cluster.linting import lint
 from tap_planner.cluster.loading import load_cluster, parse_cluster
 from tap_planner.cluster.meshes import (
@@ -60,6 +61,8 @@ __all__ = [
     "calibration_text",
     "catalogue_device",
     "catalogue_entry",
+    "cluster_from_json",
+    "cluster_to_json",
     "device_names",
     "device_parts",
     "enumerate_meshes",

@@ -443,7 +443,7 @@ class PlanDocument:
     producer: Producer
     model: ModelInput
     cluster: Mapping[str, object]
-    """``Cluster.to_json()``: the complete device record and links."""
+    """``cluster_to_json``: the complete device record and links."""
     options: PlanOptions
     """As given, except that the batch and the loss are the bound ones."""
     mesh: MeshSection
