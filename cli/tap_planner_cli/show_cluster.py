@@ -26,6 +26,7 @@ def print_cluster(console: Console, cluster: Cluster, findings: Sequence[str]) -
         console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
         heading(console, "Levels, inner to outer")
         console.print(_level_table(cluster.levels))
+        _print_group_bandwidths(console, cluster.levels)
         _print_paces(console, cluster)
     heading(console, "Findings")
     for finding in findings or ("none",):
@@ -83,6 +84,21 @@ def _level_table(levels: Iterable[Level]) -> Table:
     return table(columns, rows, right=(*columns[3:], "size"))
 
 
+def _print_group_bandwidths(console: Console, levels: Iterable[Level]) -> None:
+    """What a device may send in groups of each size, and what passes the host, where a level says so."""
+    for level in levels:
+        rows = [*_by_size("rings", level.group_bandwidths), *_by_size("all-to-all", level.exchange_bandwidths)]
+        if level.host_bandwidth_bytes_per_s is not None:
+            rows.append(("all", "through the host", _rate(level.host_bandwidth_bytes_per_s, "B/s")))
+        if rows:
+            heading(console, f"Level {printable(level.name)}: bandwidth by group size")
+            console.print(table(("devices", "along", "bandwidth"), rows, right=("devices", "bandwidth")))
+
+
+def _by_size(along: str, bandwidths: Iterable[tuple[int, int]]) -> list[tuple[str, str, str]]:
+    return [(str(size), along, _rate(bandwidth, "B/s")) for size, bandwidth in bandwidths]
+
+
 def _print_groups(console: Console, cluster: Cluster) -> None:
     """Unlike nodes: device and links of every group, then the pace of equal parts."""
     for number, group in enumerate(cluster.node_groups):
@@ -90,7 +106,9 @@ def _print_groups(console: Console, cluster: Cluster) -> None:
         heading(console, f"Node group {printable(group.name)}: {nodes} devices {printable(group.device.name)}")
         console.print(table(("", ""), _device_rows(group.device, cluster.reserved_memory_bytes)))
         console.print()
-        console.print(_level_table(cluster.link(level, number) for level in range(len(cluster.levels))))
+        links = [cluster.link(level, number) for level in range(len(cluster.levels))]
+        console.print(_level_table(links))
+        _print_group_bandwidths(console, links)
     heading(console, "Equal parts on all of them: the pace of the slowest, the memory of the smallest")
     console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
 
