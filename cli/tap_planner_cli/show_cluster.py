@@ -23,7 +23,7 @@ def print_cluster(console: Console, cluster: Cluster, findings: Sequence[str]) -
         _print_groups(console, cluster)
     else:
         heading(console, f"Device {printable(cluster.device.name)}")
-        console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
+        console.print(table(("", ""), _device_rows(cluster.device, cluster)))
         heading(console, "Levels, inner to outer")
         console.print(_level_table(cluster.levels))
         _print_group_bandwidths(console, cluster.levels)
@@ -33,10 +33,13 @@ def print_cluster(console: Console, cluster: Cluster, findings: Sequence[str]) -
         console.print(printable(finding), soft_wrap=True)
 
 
-def _device_rows(device: Device, reserved_bytes: int) -> list[tuple[str, str]]:
+def _device_rows(device: Device, cluster: Cluster) -> list[tuple[str, str]]:
+    reserved_bytes, buffers_bytes = cluster.reserved_memory_bytes, cluster.collective_buffers_bytes
     reserved = f" ({format_bytes(reserved_bytes)} reserved)" if reserved_bytes else ""
+    buffers = (("buffers of a communicator", format_bytes(buffers_bytes)),) if buffers_bytes else ()
     return [
         ("memory", format_bytes(device.memory_bytes) + reserved),
+        *buffers,
         ("memory bandwidth", _rate(device.memory_bandwidth_bytes_per_s, "B/s")),
         ("reached of that", _share(device.memory_efficiency_permille)),
         *((f"peak {dtype}", _rate(peak, "FLOP/s")) for dtype, peak in device.peak_flops.items()),
@@ -104,13 +107,13 @@ def _print_groups(console: Console, cluster: Cluster) -> None:
     for number, group in enumerate(cluster.node_groups):
         nodes = f"{format_count(group.nodes)} {'node' if group.nodes == 1 else 'nodes'} x {group.devices_per_node}"
         heading(console, f"Node group {printable(group.name)}: {nodes} devices {printable(group.device.name)}")
-        console.print(table(("", ""), _device_rows(group.device, cluster.reserved_memory_bytes)))
+        console.print(table(("", ""), _device_rows(group.device, cluster)))
         console.print()
         links = [cluster.link(level, number) for level in range(len(cluster.levels))]
         console.print(_level_table(links))
         _print_group_bandwidths(console, links)
     heading(console, "Equal parts on all of them: the pace of the slowest, the memory of the smallest")
-    console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
+    console.print(table(("", ""), _device_rows(cluster.device, cluster)))
 
 
 def _share(permille: int) -> str:

@@ -193,6 +193,7 @@ def _memory_by_kind(price: Price, mode: str) -> dict[str, int]:
             "caches": price.cache_bytes,
             "inputs": price.input_bytes,
             "outputs": price.output_bytes,
+            **({"workspace": price.workspace_bytes} if price.workspace_bytes else {}),
         }
     return {
         "parameters": price.parameter_bytes,
@@ -200,7 +201,7 @@ def _memory_by_kind(price: Price, mode: str) -> dict[str, int]:
         "optimizer": price.optimizer_bytes,
         "activations": price.activation_bytes,
         **({"unsharded": price.unsharded_bytes} if price.unsharded_bytes else {}),
-        "workspace": 0,
+        "workspace": price.workspace_bytes,
     }
 
 

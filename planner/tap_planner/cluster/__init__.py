@@ -25,6 +25,7 @@ from tap_planner.cluster.meshes import (
     part_of,
 )
 from tap_planner.cluster.paces import NETWORK, USUAL_COLLECTIVE_LAUNCH_NS, kind_of_link, usual_paces, with_usual_paces
+from tap_planner.cluster.reserves import USUAL_COLLECTIVE_BUFFERS_BYTES, usual_reserve
 from tap_planner.cluster.subsets import device_parts, friendly_counts, restricted
 from tap_planner.cluster.types import (
     ALGORITHMS,
@@ -43,6 +44,7 @@ __all__ = [
     "NETWORK",
     "STAND_INS",
     "TRANSPORTS",
+    "USUAL_COLLECTIVE_BUFFERS_BYTES",
     "USUAL_COLLECTIVE_LAUNCH_NS",
     "CalibratedDevice",
     "CalibratedLevel",
@@ -81,5 +83,6 @@ __all__ = [
     "restricted",
     "slowest_device",
     "usual_paces",
+    "usual_reserve",
     "with_usual_paces",
 ]

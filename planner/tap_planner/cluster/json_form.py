@@ -35,6 +35,8 @@ def cluster_to_json(cluster: Cluster) -> dict[str, object]:
     }
     if cluster.reserved_memory_bytes:
         document["reserved_memory_bytes"] = cluster.reserved_memory_bytes
+    if cluster.collective_buffers_bytes:
+        document["collective_buffers_bytes"] = cluster.collective_buffers_bytes
     if cluster.collective_launch_ns:
         document["collective_launch_ns"] = cluster.collective_launch_ns
     if cluster.node_groups:
@@ -56,6 +58,7 @@ def cluster_from_json(document: Mapping[str, object]) -> Cluster:
         device=_device_from_json(record.record("device")),
         levels=tuple(_level_from_json(level) for level in levels),
         reserved_memory_bytes=record.integer("reserved_memory_bytes", default=0, least=0),
+        collective_buffers_bytes=record.integer("collective_buffers_bytes", default=0, least=0),
         collective_launch_ns=record.integer("collective_launch_ns", default=0, least=0),
         node_groups=tuple(_group_from_json(group) for group in record.records("node_groups"))
         if "node_groups" in record.values

@@ -184,6 +184,8 @@ class Cluster:
     levels: tuple[Level, ...]
     reserved_memory_bytes: int = 0
     """Memory of each device that the plan may not use."""
+    collective_buffers_bytes: int = 0
+    """Memory of each device that one communicator of the library takes; it is part of the plan's."""
     collective_launch_ns: int = 0
     """What every collective takes before anything is sent."""
     node_groups: tuple[NodeGroup, ...] = ()
