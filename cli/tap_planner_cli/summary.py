@@ -107,12 +107,13 @@ def _memory(document: PlanDocument) -> str:
 
 
 def _by_kind(document: PlanDocument) -> str:
-    """In inference, what of the memory is there from step to step, and what goes in and comes out."""
+    """In inference, what of the memory is there from step to step, what goes in and comes out, and the workspace."""
     sizes = document.predicted.memory_bytes
     if document.options.mode == "train":
         return ""
     parts = {"parameters": sizes.get("parameters", 0), "caches": sizes.get("caches", 0)}
     parts["inputs and outputs"] = sizes.get("inputs", 0) + sizes.get("outputs", 0)
+    parts["workspace"] = sizes.get("workspace", 0)
     return ": " + ", ".join(f"{format_bytes(size)} {kind}" for kind, size in parts.items() if size)
 
 

@@ -91,7 +91,7 @@ def lower_result(result: SearchResult, cluster: Cluster) -> LoweredResult:
 
 def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocument:
     """The document of a search result; its objective and collectives are counted from the lowered Program."""
-    from tap_planner.cluster import idle_boxes, mesh_places
+    from tap_planner.cluster import cluster_to_json, idle_boxes, mesh_places
     from tap_planner.simulate import price_program, sent_by_program
 
     result, program, used = lowered.result, lowered.program, lowered.used
@@ -117,7 +117,7 @@ def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocumen
             dims=dict(prepared.graph.dims),
             batch=prepared.graph.batch,
         ),
-        cluster=prepared.cluster.to_json(),
+        cluster=cluster_to_json(prepared.cluster),
         options=prepared.options,
         decisions=result.decisions,
         reads={name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None},
@@ -193,6 +193,7 @@ def _memory_by_kind(price: Price, mode: str) -> dict[str, int]:
             "caches": price.cache_bytes,
             "inputs": price.input_bytes,
             "outputs": price.output_bytes,
+            **({"workspace": price.workspace_bytes} if price.workspace_bytes else {}),
         }
     return {
         "parameters": price.parameter_bytes,
@@ -200,7 +201,7 @@ def _memory_by_kind(price: Price, mode: str) -> dict[str, int]:
         "optimizer": price.optimizer_bytes,
         "activations": price.activation_bytes,
         **({"unsharded": price.unsharded_bytes} if price.unsharded_bytes else {}),
-        "workspace": 0,
+        "workspace": price.workspace_bytes,
     }
 
 

@@ -184,7 +184,7 @@ def verify(
         ApplyError: the plan is about another model.
         PlanFormatError: the plan holds no proof.
     """
-    from tap_planner.cluster import Cluster
+    from tap_planner.cluster import cluster_from_json
     from tap_planner.search import verify_in_memory, verify_leaves, verify_memory
 
     started = time.perf_counter()
@@ -193,7 +193,7 @@ def verify(
         raise PlanFormatError(
             "certificate.proof: the plan holds none: an older tap-plan wrote it", hint="Plan again with tap-plan."
         )
-    cluster = Cluster.from_json(document.cluster)
+    cluster = cluster_from_json(document.cluster)
     prepared = prepare(model, cluster, _options(document))
     if prepared.graph.digest != document.model.graph_digest:
         raise ApplyError(

@@ -29,7 +29,7 @@ KIND = "tap.plan"
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "workspace")
 """Kinds of a device's memory in training, besides ``unsharded`` where ZeRO makes whole copies for a time; in inference
-there are ``parameters``, ``caches``, ``inputs``, ``outputs``."""
+there are ``parameters``, ``caches``, ``inputs``, ``outputs``, and ``workspace`` where it is more than nothing."""
 PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
 
 BlockKey = tuple[str, int]
@@ -453,7 +453,7 @@ class PlanDocument:
     producer: Producer
     model: ModelInput
     cluster: Mapping[str, object]
-    """``Cluster.to_json()``: the complete device record and links."""
+    """``cluster_to_json``: the complete device record and links."""
     options: PlanOptions
     """As given, except that the batch and the loss are the bound ones."""
     mesh: MeshSection

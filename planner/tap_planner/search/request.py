@@ -158,6 +158,14 @@ class NothingFasterError(LimitReachedError):
     """No plan is faster than the request's ceiling."""
 
 
+def _held_back(request: SearchRequest, limit: int) -> str:
+    """What of the device is no part of the limit."""
+    reserved = request.cluster.reserved_memory_bytes
+    if not reserved or limit != request.cluster.usable_memory_bytes:
+        return ""
+    return f", with {reserved} bytes of the device reserved"
+
+
 def does_not_fit(request: SearchRequest, least: int, limit: int, needs: str) -> InfeasibleError:
     """The answer that nothing fits.
 
@@ -169,7 +177,7 @@ def does_not_fit(request: SearchRequest, least: int, limit: int, needs: str) -> 
     """
     return InfeasibleError(
         f"no plan fits: {needs} at least {gigabytes(least)} per device "
-        f"({least} bytes), the limit is {gigabytes(limit)} ({limit} bytes)",
+        f"({least} bytes), the limit is {gigabytes(limit)} ({limit} bytes{_held_back(request, limit)})",
         hint=_infeasible_hint(request, least, limit),
         least_memory_bytes=least,
         limit_bytes=limit,

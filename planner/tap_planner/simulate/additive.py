@@ -14,6 +14,7 @@ from tap_planner.cost import (
     parameter_memory,
     shard_elements,
     unsharded_bytes,
+    workspace_bytes,
 )
 from tap_planner.graph import TensorKind
 from tap_planner.operators import CACHE_OPERAND, OUTPUT
@@ -64,6 +65,8 @@ class Price:
     """Of one microbatch, in inference; caches are none of them."""
     output_bytes: int = 0
     """Of all microbatches, in inference; caches are none of them."""
+    workspace_bytes: int = 0
+    """What communication takes, the same for every plan on a mesh."""
 
     @property
     def objective_ns(self) -> int:
@@ -75,7 +78,8 @@ class Price:
     def memory_bytes(self) -> int:
         """Memory model M, per device."""
         training = self.gradient_bytes + self.optimizer_bytes + self.activation_bytes + self.unsharded_bytes
-        return self.parameter_bytes + training + self.cache_bytes + self.input_bytes + self.output_bytes
+        inference = self.cache_bytes + self.input_bytes + self.output_bytes
+        return self.parameter_bytes + training + inference + self.workspace_bytes
 
 
 def price_program(program: Program, cluster: Cluster, which: PriceList = PriceList.TIME) -> Price:
@@ -103,6 +107,7 @@ def sent_by_program(program: Program, cluster: Cluster) -> int:
 class _Pricing:
     def __init__(self, program: Program, cluster: Cluster, which: PriceList) -> None:
         self.program = program
+        self.cluster = cluster
         self.decisions = program.decisions
         self.mesh_shape = program.decisions.mesh_shape
         self.durations = Durations(program, cluster, which)
@@ -136,6 +141,7 @@ class _Pricing:
             optimizer_bytes=sum(sizes[2] for sizes in memory),
             activation_bytes=self._activation_bytes() if self.decisions.mode == "train" else 0,
             unsharded_bytes=self._unsharded_bytes() if self.decisions.mode == "train" else 0,
+            workspace_bytes=self._workspace_bytes(),
             **(self._stored_bytes() if self.decisions.mode == "infer" else {}),
         )
 
@@ -291,6 +297,15 @@ class _Pricing:
                     optimizer=self.decisions.optimizer or "sgd",
                 )
         return total
+
+    def _workspace_bytes(self) -> int:
+        return workspace_bytes(
+            self.cluster,
+            self.mesh_shape,
+            self.program.graph,
+            self.decisions.precision,
+            training=self.decisions.mode == "train",
+        )
 
     def _stored_bytes(self) -> dict[str, int]:
         """Inference: what the devices hold from step to step, and what goes in and comes out."""
