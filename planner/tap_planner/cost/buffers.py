@@ -10,19 +10,20 @@ from tap_planner.graph import Graph
 from tap_planner.schedule import BUCKET_ELEMENTS
 
 
-def num_communicators(mesh_shape: Sequence[int]) -> int:
-    """Communicators that a device takes part in: one for each axis of more than one device, and that of all devices;
-    along a single axis these are one and the same.
+def num_communicators(mesh_shape: Sequence[int], num_stages: int = 1) -> int:
+    """Communicators that a device takes part in: one for each axis of more than one device, one for what goes from stage
+    to stage of a pipeline, and that of all devices; where there is but one of these it is that of all devices.
 
     Args:
-        mesh_shape: sizes of the axes.
+        mesh_shape: sizes of the axes, of one stage.
+        num_stages: stages of a pipeline.
     """
-    axes = sum(size > 1 for size in mesh_shape)
+    axes = sum(size > 1 for size in (num_stages, *mesh_shape))
     return axes + 1 if axes > 1 else axes
 
 
 def workspace_bytes(
-    cluster: Cluster, mesh_shape: Sequence[int], graph: Graph, precision: str, *, training: bool
+    cluster: Cluster, mesh_shape: Sequence[int], graph: Graph, precision: str, *, training: bool, num_stages: int = 1
 ) -> int:
     """Buffers of all communicators and, in training, the flat copy of one bucket of gradients.
 
@@ -35,8 +36,9 @@ def workspace_bytes(
         graph: its parameters.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
         training: whether gradients are reduced.
+        num_stages: stages of a pipeline; what is returned is that of a device of one of them.
     """
-    communicators = num_communicators(mesh_shape)
+    communicators = num_communicators(mesh_shape, num_stages)
     buffers = communicators * cluster.collective_buffers_bytes
     if not buffers or not training:
         return buffers

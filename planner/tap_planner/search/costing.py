@@ -100,8 +100,14 @@ class CostedModel:
     def workspace_bytes(self) -> int:
         """What communication takes under every choice."""
         space, configuration = self.model.space, self.configuration
-        return workspace_bytes(
-            space.cluster, space.mesh_shape, space.graph, configuration.precision, training=configuration.training
+        stages = 1 if configuration.pipeline is None else configuration.pipeline.num_stages
+        return stages * workspace_bytes(
+            space.cluster,
+            space.mesh_shape,
+            space.graph,
+            configuration.precision,
+            training=configuration.training,
+            num_stages=stages,
         )
 
     def least_own_bytes(self) -> int:

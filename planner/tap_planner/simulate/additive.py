@@ -165,6 +165,7 @@ class _Pricing:
             optimizer_bytes=fullest[2],
             activation_bytes=fullest[3],
             unsharded_bytes=fullest[4],
+            workspace_bytes=self._workspace_bytes(),
         )
 
     def _once(self, stage: int, stages: Stages) -> tuple[int, int]:
@@ -305,6 +306,7 @@ class _Pricing:
             self.program.graph,
             self.decisions.precision,
             training=self.decisions.mode == "train",
+            num_stages=self.decisions.num_stages,
         )
 
     def _stored_bytes(self) -> dict[str, int]:
