@@ -10,6 +10,7 @@ from tap_planner.plan.decisions import (
     OperatorDecision,
     OutputDecision,
     ParameterDecision,
+    PipelineDecision,
     RedistributionDecision,
     Region,
 )
@@ -124,6 +125,7 @@ __all__ = [
     "OperatorDecision",
     "OutputDecision",
     "ParameterDecision",
+    "PipelineDecision",
     "ParameterEntry",
     "PipelineSection",
     "PlanDiff",
