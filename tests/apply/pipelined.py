@@ -63,7 +63,9 @@ class Pipelined:
 
     def graph(self, microbatches: int = 1) -> Graph:
         """The model bound with a part of the global batch, not cut."""
-        return _bound(self.model, tuple(self.dims.items()), self.loss, self.training, self.options.batch // microbatches)
+        return _bound(
+            self.model, tuple(self.dims.items()), self.loss, self.training, self.options.batch // microbatches
+        )
 
     def decisions(self, seed: int) -> Decisions:
         """A random plan."""
