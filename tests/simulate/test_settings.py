@@ -13,7 +13,7 @@ from tap_planner.cost import CollectiveModel, ComputeModel
 from tap_planner.graph import BindOptions, Graph, LossOptions, bind
 from tap_planner.operators import kept_for_backward, record_of
 from tap_planner.plan import Decisions, ParameterDecision
-from tap_planner.program import Compute, Phase, Program, instruction_collectives, lower
+from tap_planner.program import Compute, Instruction, Phase, Program, instruction_collectives, lower
 from tap_planner.schedule import BUCKET_ELEMENTS, rerun_operators
 from tap_planner.sharding import local_shape
 from tap_planner.simulate import Price, price_program
@@ -148,9 +148,16 @@ def without_recompute(decisions: Decisions) -> Decisions:
     return replace(decisions, regions=tuple(replace(region, recompute="none") for region in decisions.regions))
 
 
+def only(program: Program, *instructions: Instruction) -> Program:
+    """A Program of some instructions in every microbatch."""
+    chunk = replace(program.chunks[0], forward=instructions, backward=(), weights=())
+    return replace(program, chunks=(chunk,))
+
+
 def forward_ns(program: Program, shape: tuple[int, ...], operators: list[int]) -> int:
     """Forward time of some operators in a microbatch."""
-    alone = replace(program, microbatch=tuple(Compute(Phase.FORWARD, index) for index in operators), step=())
+    computes = (Compute(Phase.FORWARD, index) for index in operators)
+    alone = replace(only(program, *computes), steps=((),))
     return price_program(alone, cluster_of(shape)).compute_ns // MICROBATCHES
 
 
@@ -209,15 +216,11 @@ def test_selective_recompute_repeats_what_the_cut_says(name: str) -> None:
         program = lower(graph, decisions)
         assert price.compute_ns - plain.compute_ns == MICROBATCHES * forward_ns(program, shape, again)
         inside = sum(
-            collective_ns(replace(program, microbatch=(Compute(Phase.RECOMPUTE, index),)), shape, Phase.RECOMPUTE)
-            for index in again
+            collective_ns(only(program, Compute(Phase.RECOMPUTE, index)), shape, Phase.RECOMPUTE) for index in again
         )
         edges = repeated_edges(name, decisions)
         repeated += len(edges)
-        moved = replace(
-            program,
-            microbatch=tuple(i for i in program.microbatch if getattr(i, "redistribution", None) in edges),
-        )
+        moved = only(program, *(i for i in program.microbatch if getattr(i, "redistribution", None) in edges))
         expected = MICROBATCHES * (inside + collective_ns(moved, shape, Phase.FORWARD))
         assert price.communication_ns - plain.communication_ns == expected
     assert repeated > 0
