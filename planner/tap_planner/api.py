@@ -255,10 +255,10 @@ def lower_plan(document: PlanDocument, model: Path) -> Program:
     Raises:
         ApplyError: the plan is about another model.
     """
-    from tap_planner.program import lower
+    from tap_planner.program import lower_plan as lower_decisions
 
     decisions = expand(document)
-    return lower(_part_graph(document, decisions, model), decisions)
+    return lower_decisions(_part_graph(document, decisions, model), decisions)
 
 
 def simulate_plan(document: PlanDocument, model: Path) -> Prediction:
