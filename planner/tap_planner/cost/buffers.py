@@ -11,8 +11,8 @@ from tap_planner.schedule import BUCKET_ELEMENTS
 
 
 def num_communicators(mesh_shape: Sequence[int], num_stages: int = 1) -> int:
-    """Communicators that a device takes part in: one for each axis of more than one device, one for what goes from stage
-    to stage of a pipeline, and that of all devices; where there is but one of these it is that of all devices.
+    """Communicators that a device takes part in: one for each axis of more than one device, one along the stages of a
+    pipeline, and that of all devices; along a single axis these are one and the same.
 
     Args:
         mesh_shape: sizes of the axes, of one stage.
