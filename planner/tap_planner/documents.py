@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tap_planner.pipelining import cut_in_pipeline
 from tap_planner.plan import (
     Certificate,
     CollectiveEntry,
@@ -42,6 +43,8 @@ NOT_IN_SENT_BYTES_OF_INFERENCE = ("algorithms that send more", "live activations
 """The same in inference."""
 NOT_IN_VOLUMES = ("topology and latency of communication",)
 """What is left out besides where communication is priced by its volume."""
+NOT_IN_PIPELINES = ("queues of transfers",)
+"""What is left out besides where there are pipeline stages."""
 MANY_TIMES = 2
 """A plan of the least communication whose operators take so many times as long as they must is worth a warning."""
 
@@ -85,7 +88,10 @@ def lower_result(result: SearchResult, cluster: Cluster) -> LoweredResult:
     from tap_planner.simulate import predict
 
     used = part_of(cluster, result.mesh)
-    program = lower(result.folded.graph, result.decisions)
+    if result.pipeline is None:
+        program = lower(result.folded.graph, result.decisions)
+    else:
+        program = cut_in_pipeline(result, used)
     return LoweredResult(result=result, used=used, program=program, prediction=predict(program, used))
 
 
@@ -95,11 +101,11 @@ def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocumen
     from tap_planner.simulate import price_program, sent_by_program
 
     result, program, used = lowered.result, lowered.program, lowered.used
-    graph = result.folded.graph
+    graph, decisions = program.graph, program.decisions
     price = price_program(program, used, times_of(prepared.options))
     sent = prepared.options.objective == "communication"
     objective = sent_by_program(program, used) if sent else price.objective_ns
-    if (objective, price.memory_bytes) != (result.objective_ns, result.memory_bytes):
+    if result.pipeline is None and (objective, price.memory_bytes) != (result.objective_ns, result.memory_bytes):
         unit = "bytes sent" if sent else "ns"
         raise AssertionError(
             f"the search priced the plan at {result.objective_ns} {unit} and {result.memory_bytes} bytes, "
@@ -119,14 +125,14 @@ def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocumen
         ),
         cluster=cluster_to_json(prepared.cluster),
         options=prepared.options,
-        decisions=result.decisions,
+        decisions=decisions,
         reads={name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None},
         ranks=mesh_places(prepared.cluster, result.mesh),
         left_out=tuple(IdlePlaces(first=f, last=last) for f, last in idle_boxes(prepared.cluster, result.mesh)),
         collectives=collectives,
         predicted=_predicted(lowered, price),
         certificate=_certificate(result, price, prepared.options),
-        idle=idle_devices(result.decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
+        idle=idle_devices(decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
     )
 
 
@@ -214,7 +220,12 @@ def _tokens(program: Program) -> int | None:
 def _certificate(result: SearchResult, price: Price, options: PlanOptions) -> Certificate:
     objective = options.objective
     proof = proof_entries(result.leaves)
-    lagrangian = lagrangian_bound(proof, result.objective_ns)
+    if result.pipeline is not None:
+        stages = result.pipeline.num_stages
+        result = replace(result, objective_ns=price.objective_ns, bound_ns=-(-result.bound_ns // stages))
+        lagrangian = lagrangian_bound(proof, result.objective_ns, stages)
+    else:
+        lagrangian = lagrangian_bound(proof, result.objective_ns)
     bound = max(result.bound_ns, lagrangian)
     gap = gap_basis_points(result.objective_ns, bound)
     training, statistics = result.decisions.mode == "train", result.statistics
@@ -232,6 +243,8 @@ def _certificate(result: SearchResult, price: Price, options: PlanOptions) -> Ce
         proven |= {"objective_bytes": result.memory_bytes, "bound_bytes": least, "time_gap_basis_points": gap}
         proven["gap_basis_points"] = gap_basis_points(result.memory_bytes, least)
         proven["memory_proof"] = proof_entries(result.smallest.leaves)
+    if result.pipeline is not None:
+        left_out = (*left_out, *NOT_IN_PIPELINES)
     if options.cost == "volume":
         left_out = (*left_out, *NOT_IN_VOLUMES)
     return Certificate(

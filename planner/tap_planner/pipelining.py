@@ -23,22 +23,22 @@ WIDE = 2
 """Cuts are tried where no more than so many times the fewest bytes cross over."""
 
 
-def cut_in_pipeline(result: SearchResult, cluster: Cluster, schedule_name: str, chunks: int | None) -> Program:
+def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
     """Cut the plan of a search result in stages of about equal time.
 
     Args:
         result: a plan for all stages together.
         cluster: the devices that they use.
-        schedule_name: one of ``SCHEDULES``.
-        chunks: parts of the model on each stage; None: as few as the schedule needs.
 
     Raises:
         UsageError: the model cannot be cut in so many parts.
     """
     from tap_planner.program import lower
 
-    graph, whole = result.folded.graph, result.decisions
-    schedule = make_schedule(schedule_name, result.mesh.num_stages, whole.microbatches, chunks)
+    graph, whole, pipeline = result.folded.graph, result.decisions, result.pipeline
+    assert pipeline is not None
+    chunks = pipeline.num_chunks if pipeline.num_chunks > 1 else None
+    schedule = make_schedule(pipeline.schedule, pipeline.num_stages, whole.microbatches, chunks)
     trial = lower(*cut_decisions(graph, whole, _even(graph, schedule), schedule))
     times = _Times(graph, whole, trial, cluster)
     cuts = balanced_cuts(times.work_ns, times.border_ns, schedule.num_virtual_stages, times.allowed)

@@ -122,6 +122,8 @@ class SearchResult:
     """The proof that no plan needs less memory, where that was to be the least."""
     near: Nearness | None = None
     """How little it changes of an old plan that it was to stay near to."""
+    pipeline: Pipeline | None = None
+    """Stages that the plan is for, but not cut in: objective, bound and memory are those of all of them together."""
     states: StatesChoice | None = None
     """What was compared where the element type of the moments was left open."""
 
