@@ -55,7 +55,7 @@ from fractions import Fraction
 import numpy as np
 
 from tap_planner.cluster import Cluster, Mesh, part_of
-from tap_planner.cost.groups import GroupShape, LevelShare, group_shapes
+from tap_planner.cost.groups import GroupShape, LevelShare, group_shapes, stage_shapes
 from tap_planner.cost.rounding import ceil_ns, ceil_ns_array
 
 COLLECTIVE_KINDS = (
@@ -109,11 +109,13 @@ class CollectiveModel:
         self.mesh = mesh
         self._shapes: dict[tuple[int, ...], tuple[GroupShape, ...]] = {}
         self._choices: dict[tuple[str, tuple[int, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
+        self._among: dict[tuple[str, tuple[int, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
+        self._of_shapes: dict[tuple[str, tuple[GroupShape, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
 
     def on_links(self, cluster: Cluster) -> CollectiveModel:
         """The same groups on links of other figures; ``cluster`` differs from this model's in those only."""
         model = copy.copy(self)
-        model.cluster, model._choices = cluster, {}
+        model.cluster, model._choices, model._among, model._of_shapes = cluster, {}, {}, {}
         return model
 
     def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
@@ -124,10 +126,30 @@ class CollectiveModel:
             axes: indices of the mesh axes that make up the group.
             num_bytes: logical payload.
         """
+        return self._cost(self._choices.get((kind, axes)) or self.choices(kind, axes), num_bytes)
+
+    def among(self, kind: str, stages: tuple[int, ...], num_bytes: int) -> CollectiveCost:
+        """``cost`` between some pipeline stages: every rank of them with those at the same coordinates, all at once.
+
+        Args:
+            kind: one of ``COLLECTIVE_KINDS``.
+            stages: the members, in any order.
+            num_bytes: logical payload.
+        """
+        key = (kind, stages)
+        if key not in self._among:
+            shapes = stage_shapes(self.cluster, self.mesh, tuple(sorted(stages)))
+            if (kind, shapes) not in self._of_shapes:
+                self._of_shapes[kind, shapes] = self._algorithms(kind, shapes)
+            self._among[key] = self._of_shapes[kind, shapes]
+        return self._cost(self._among[key], num_bytes)
+
+    @staticmethod
+    def _cost(choices: tuple[tuple[AlgorithmCost, ...], ...], num_bytes: int) -> CollectiveCost:
         slowest = CollectiveCost(ns=0, algorithm="none")
         if num_bytes <= 0:
             return slowest
-        for algorithms in self._choices.get((kind, axes)) or self.choices(kind, axes):
+        for algorithms in choices:
             best_ns, best = 0, "none"
             for algorithm in algorithms:
                 ns = ceil_ns(algorithm.alpha_ns + num_bytes * algorithm.ns_per_byte)
@@ -162,16 +184,19 @@ class CollectiveModel:
         """
         key = (kind, axes)
         if key not in self._choices:
-            if kind not in COLLECTIVE_KINDS:
-                raise ValueError(f"collective {kind!r}, expected one of {', '.join(COLLECTIVE_KINDS)}")
-            self._choices[key] = tuple(
-                tuple(
-                    AlgorithmCost(name=name, alpha_ns=float(alpha), ns_per_byte=float(rate))
-                    for name, alpha, rate in _lines(kind, self.cluster, shape)
-                )
-                for shape in self.shapes(axes)
-            )
+            self._choices[key] = self._algorithms(kind, self.shapes(axes))
         return self._choices[key]
+
+    def _algorithms(self, kind: str, shapes: Sequence[GroupShape]) -> tuple[tuple[AlgorithmCost, ...], ...]:
+        if kind not in COLLECTIVE_KINDS:
+            raise ValueError(f"collective {kind!r}, expected one of {', '.join(COLLECTIVE_KINDS)}")
+        return tuple(
+            tuple(
+                AlgorithmCost(name=name, alpha_ns=float(alpha), ns_per_byte=float(rate))
+                for name, alpha, rate in _lines(kind, self.cluster, shape)
+            )
+            for shape in shapes
+        )
 
     def algorithms(self, kind: str, axes: tuple[int, ...]) -> tuple[AlgorithmCost, ...]:
         """``choices`` on equal nodes, where all groups are of one kind."""

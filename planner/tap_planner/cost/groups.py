@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from tap_planner.cluster import Cluster, Mesh
+from tap_planner.cluster import PIPELINE, Cluster, Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,26 @@ def group_shapes(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> tuple[Gro
     return _unlike_shapes(cluster, mesh.groups(axes))
 
 
+def stage_shapes(cluster: Cluster, mesh: Mesh, stages: tuple[int, ...]) -> tuple[GroupShape, ...]:
+    """The same of groups of one rank of each of some pipeline stages, at the same coordinates; no others communicate.
+
+    Args:
+        cluster: the topology.
+        mesh: on all of its devices.
+        stages: ascending.
+    """
+    if cluster.node_groups:
+        return _unlike_shapes(cluster, mesh.groups((PIPELINE,))[:, stages])
+    return (_stage_shape(tuple(level.size for level in cluster.levels), mesh.stage_devices, stages),)
+
+
+@lru_cache(maxsize=4096)
+def _stage_shape(sizes: tuple[int, ...], stage_devices: int, stages: tuple[int, ...]) -> GroupShape:
+    """On equal nodes, where it takes no more than how large levels and stages are."""
+    ranks = np.arange(stage_devices, dtype=np.int64)[:, None]
+    return _even_shape(sizes, ranks + stage_devices * np.array(stages, dtype=np.int64))
+
+
 def group_shape(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> GroupShape:
     """Place the groups of ``axes`` on the topology.
 
@@ -75,16 +96,19 @@ def group_shape(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> GroupShape
     ``rank // (size_0 x ... x size_l)``. Works for any subset of axes and any number of levels, also where an axis
     does not divide evenly over the nodes.
     """
-    groups = mesh.groups(axes)
+    return _even_shape([level.size for level in cluster.levels], mesh.groups(axes))
+
+
+def _even_shape(sizes: Sequence[int], groups: np.ndarray) -> GroupShape:
     num_ranks = groups.shape[1]
     if num_ranks == 1:
         return GroupShape(num_ranks=1, shares=(), uniform=True)
     shares: list[LevelShare] = []
     uniform = True
     stride = 1
-    for index, level in enumerate(cluster.levels):
+    for index, size in enumerate(sizes):
         child = groups // stride
-        stride *= level.size
+        stride *= size
         domain = groups // stride
         share, even = _share(index, child, domain)
         uniform = uniform and even

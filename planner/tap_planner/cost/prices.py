@@ -49,6 +49,10 @@ class CollectivePrices(Protocol):
         """Cost of what is part of a larger call."""
         ...
 
+    def among(self, kind: str, stages: tuple[int, ...], num_bytes: int) -> CollectiveCost:
+        """Cost of one call between pipeline stages."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -120,6 +124,11 @@ class VolumeModel:
         """The bytes sent: there is no latency to leave out."""
         return sent_bytes(kind, math.prod(self._mesh_shape[axis] for axis in axes), num_bytes)
 
+    def among(self, kind: str, stages: tuple[int, ...], num_bytes: int) -> CollectiveCost:
+        """``cost`` between pipeline stages."""
+        sent = sent_bytes(kind, len(stages), num_bytes)
+        return CollectiveCost(ns=sent, algorithm="volume" if sent else "none")
+
 
 class FlatModel:
     """The time of what one rank sends, over the one bandwidth that all devices have when all speak to all.
@@ -143,12 +152,22 @@ class FlatModel:
             axes: indices of the mesh axes that make up the group.
             num_bytes: logical payload.
         """
-        ns = self.rate_ns(kind, axes, num_bytes)
-        return CollectiveCost(ns=ns, algorithm="volume" if ns else "none")
+        return self._timed(self.rate_ns(kind, axes, num_bytes))
 
     def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> int:
         """The same: there is no latency to leave out."""
-        return -(-self._volume.rate_ns(kind, axes, num_bytes) * _NS_PER_S // self._bandwidth)
+        return self._ns(self._volume.rate_ns(kind, axes, num_bytes))
+
+    def among(self, kind: str, stages: tuple[int, ...], num_bytes: int) -> CollectiveCost:
+        """``cost`` between pipeline stages."""
+        return self._timed(self._ns(self._volume.among(kind, stages, num_bytes).ns))
+
+    def _ns(self, num_bytes: int) -> int:
+        return -(-num_bytes * _NS_PER_S // self._bandwidth)
+
+    @staticmethod
+    def _timed(ns: int) -> CollectiveCost:
+        return CollectiveCost(ns=ns, algorithm="volume" if ns else "none")
 
 
 def _share_of_device(cluster: Cluster) -> int:

@@ -1,18 +1,42 @@
-"""Program and cluster to time and memory: the additive price of objective A, and the predicted time with overlap."""
+"""Program and cluster to time and memory: the additive price of objective A, the predicted time with overlap, and the
+step slot by slot."""
 
 from tap_planner.simulate.additive import Price, price_program, sent_by_program
+from tap_planner.simulate.backgrounds import GATHER, GRADIENT
+from tap_planner.simulate.bounds import LowerBounds, lower_bounds
+from tap_planner.simulate.closing import TIED, UPDATED
+from tap_planner.simulate.events import Event, MemoryPoint
 from tap_planner.simulate.overlap import Background, Busy, hidden_ns
-from tap_planner.simulate.prediction import GATHER, GRADIENT, Prediction, predict
+from tap_planner.simulate.passes import BLOCKING
+from tap_planner.simulate.prediction import Prediction, predict
+from tap_planner.simulate.routes import TRANSFER
+from tap_planner.simulate.simulator import simulate
+from tap_planner.simulate.timeline import StageMemory, StageTimeline, Timeline
+from tap_planner.simulate.trace import to_trace, write_trace
 
 __all__ = [
+    "BLOCKING",
     "GATHER",
     "GRADIENT",
+    "TIED",
+    "TRANSFER",
+    "UPDATED",
     "Background",
     "Busy",
+    "Event",
+    "LowerBounds",
+    "MemoryPoint",
     "Prediction",
     "Price",
+    "StageMemory",
+    "StageTimeline",
+    "Timeline",
     "hidden_ns",
+    "lower_bounds",
     "predict",
     "price_program",
     "sent_by_program",
+    "simulate",
+    "to_trace",
+    "write_trace",
 ]

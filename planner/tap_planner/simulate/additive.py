@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from tap_planner.cluster import Cluster
 from tap_planner.cost import (
     PriceList,
-    parameter_memory,
     shard_elements,
     unsharded_bytes,
     workspace_bytes,
@@ -37,6 +36,7 @@ from tap_planner.schedule import BUCKET_ELEMENTS
 from tap_planner.sharding import Placements, local_elements
 from tap_planner.simulate.durations import Durations
 from tap_planner.simulate.holding import first_regions, held_by_chunk, held_for_backward, working_regions
+from tap_planner.simulate.memory import stored_memory
 from tap_planner.simulate.staged import in_flight_bytes, stage_times
 
 
@@ -130,7 +130,7 @@ class _Pricing:
     def price(self) -> Price:
         """Costs, and memory."""
         totals = self.totals()
-        memory = [self._parameter_memory(parameter) for parameter in self.decisions.parameters]
+        memory = [stored_memory(self.decisions, parameter) for parameter in self.decisions.parameters]
         return Price(
             compute_ns=totals["compute"],
             communication_ns=totals["communication"],
@@ -232,12 +232,6 @@ class _Pricing:
     def _local_elements(self, parameter: ParameterDecision) -> int:
         return local_elements(parameter.shape, parameter.placement, self.mesh_shape)
 
-    def _shards(self, parameter: ParameterDecision) -> int:
-        shards = 1
-        for axis in parameter.zero_axes:
-            shards *= self.mesh_shape[axis]
-        return shards
-
     def _bucket_ns(self, kind: str, number: int) -> int:
         bucket = self.decisions.buckets[number]
         element_bytes = self.compute.element_bytes(bucket.dtype)
@@ -255,18 +249,6 @@ class _Pricing:
             shard = shard_elements(self._local_elements(self.parameters[name]), bucket.zero_axes, self.mesh_shape)
             total += self.collectives.rate_ns("all_reduce", bucket.rest_axes, shard * element_bytes)
         return total
-
-    def _parameter_memory(self, parameter: ParameterDecision) -> tuple[int, int, int]:
-        return parameter_memory(
-            self._local_elements(parameter),
-            dtype=parameter.dtype,
-            shards=self._shards(parameter),
-            zero_level=parameter.zero_level,
-            precision=self.decisions.precision,
-            optimizer=self.decisions.optimizer or "sgd",
-            optimizer_states=self.decisions.optimizer_states,
-            trainable=parameter.trainable,
-        )
 
     def _activation_bytes(self) -> int:
         """Distinct (tensor, placement) entries that are held from forward to backward, with the working sets."""

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from tap_planner.cluster import Cluster, Mesh, MeshAxis
 from tap_planner.cost import PriceList, operator_times_ns, prices_of
 from tap_planner.plan import OperatorDecision, ParameterDecision
 from tap_planner.program import (
+    Compute,
     Instruction,
+    Part,
+    Phase,
     Program,
+    Receive,
+    Send,
     instruction_collectives,
     local_factor_sizes,
     local_operands,
     made_gradients,
+    part_gradients,
 )
-from tap_planner.sharding import local_elements
-from tap_planner.simulate.overlap import Busy
+from tap_planner.sharding import Placements, local_elements
+from tap_planner.simulate.overlap import Busy, Levels
 
 
 class Durations:
-    """What the instructions of a Program take on the rank at coordinate 0.
+    """What the instructions of a Program take on the rank at coordinate 0 of a stage.
+
+    The groups of all stages that run a collective at once share the links of the topology, whichever stage's collective
+    is asked for.
 
     Args:
         program: the plan, lowered.
@@ -31,7 +42,8 @@ class Durations:
         self._program = program
         self._mesh_shape = decisions.mesh_shape
         axes = tuple(MeshAxis(name=axis.name, size=axis.size) for axis in decisions.axes)
-        self._prices = prices_of(which, cluster, Mesh(axes=axes), decisions.precision)
+        mesh = Mesh(axes=axes, num_stages=decisions.num_stages)
+        self._prices = prices_of(which, cluster, mesh, decisions.precision)
         self.compute = self._prices.compute
         """Costs of operators, and sizes of tensors."""
         self.links = self._prices.collectives
@@ -39,24 +51,86 @@ class Durations:
         self._levels = [frozenset(axis.levels) for axis in decisions.axes]
         self._operators: dict[int, tuple[int, int]] = {}
         self._alike: dict[object, tuple[int, int]] = {}
+        self._collectives: dict[object, Busy] = {}
+        self._sizes: dict[object, int] = {}
+
+    # -- collectives ------------------------------------------------------------------------------------------------
 
     def collectives(self, instruction: Instruction) -> tuple[Busy, ...]:
         """The collectives that an instruction issues, each with the levels whose links it uses."""
-        found: list[Busy] = []
-        for _, kind, axes, elements, dtype in instruction_collectives(self._program, instruction):
+        found = instruction_collectives(self._program, instruction)
+        return tuple(self._collective(kind, axes, elements, dtype) for _, kind, axes, elements, dtype in found)
+
+    def _collective(self, kind: str, axes: tuple[int, ...], elements: int, dtype: str) -> Busy:
+        key = (kind, axes, elements, dtype)
+        if key not in self._collectives:
             ns = self.links.cost(kind, axes, self.compute.tensor_bytes(dtype, elements)).ns
-            found.append(Busy(ns, frozenset[str]().union(*(self._levels[axis] for axis in axes))))
-        return tuple(found)
+            self._collectives[key] = Busy(ns, self._levels_of(axes))
+        return self._collectives[key]
+
+    def _levels_of(self, axes: Sequence[int]) -> Levels:
+        return frozenset[str]().union(*(self._levels[axis] for axis in axes))
+
+    def transfer_bytes(self, instruction: Send | Receive) -> int:
+        """What one rank sends to its counterpart in another stage."""
+        (operand,) = self._program.decisions.operators[instruction.operator].inputs
+        assert operand is not None
+        if instruction.phase is not Phase.BACKWARD:
+            return self.tensor_bytes(operand.tensor, operand.placement)
+        assert operand.gradient is not None
+        return self.tensor_bytes(operand.tensor, operand.gradient)
+
+    def transfer_ns(self, instruction: Send | Receive, stages: tuple[int, int]) -> int:
+        """A transfer between two stages, all ranks of one sending at once; nothing inside a stage.
+
+        It is a ``send_recv`` over the links that part these two stages; what other stages send then is not there.
+        """
+        if stages[0] == stages[1]:
+            return 0
+        return self.links.among("send_recv", stages, self.transfer_bytes(instruction)).ns
+
+    def tied_ns(self, parameter: ParameterDecision, stages: tuple[int, ...]) -> int:
+        """The sum of a parameter's gradient over the stages that read it."""
+        elements = local_elements(parameter.shape, parameter.placement, self._mesh_shape)
+        return self.links.among("all_reduce", stages, self.compute.tensor_bytes(parameter.dtype, elements)).ns
+
+    # -- operators --------------------------------------------------------------------------------------------------
+
+    def compute_ns(self, instruction: Compute) -> int:
+        """What an instruction computes, without collectives."""
+        forward_ns, backward_ns = self.operator_ns(instruction.operator)
+        if instruction.phase is not Phase.BACKWARD:
+            return forward_ns
+        if instruction.part is Part.ALL:
+            return backward_ns
+        first_ns, later_ns = self.parts_ns(instruction.operator)
+        return first_ns if instruction.part is Part.INPUTS else later_ns
+
+    def parts_ns(self, index: int) -> tuple[int, int]:
+        """The backward of an operator in two parts: gradients of activations, gradients of parameters.
+
+        Each part is timed as if it were the whole. Both together take longer then (what both read, and a launch, count
+        twice), so that they are scaled down to the whole backward, in proportion.
+        """
+        decision = self._program.decisions.operators[index]
+        whole_ns = self.operator_ns(index)[1]
+        first_ns, later_ns = (
+            self._timed(index, part_gradients(self._program.graph, decision, part))[1]
+            for part in (Part.INPUTS, Part.PARAMETERS)
+        )
+        if first_ns + later_ns > whole_ns:
+            first_ns = (2 * whole_ns * first_ns + first_ns + later_ns) // (2 * (first_ns + later_ns))
+        return first_ns, whole_ns - first_ns
 
     def operator_ns(self, index: int) -> tuple[int, int]:
         """Forward and backward time of an operator, without collectives."""
         if index not in self._operators:
-            self._operators[index] = self._operator_ns(index)
+            self._operators[index] = self._timed(index, made_gradients(self._program.decisions.operators[index]))
         return self._operators[index]
 
-    def _operator_ns(self, index: int) -> tuple[int, int]:
+    def _timed(self, index: int, gradients: tuple[bool, ...]) -> tuple[int, int]:
         operator, decision = self._program.graph.operators[index], self._program.decisions.operators[index]
-        key = (operator.signature, decision.strategy, *_placements(decision))
+        key = (operator.signature, decision.strategy, gradients, *_placements(decision))
         if key not in self._alike:
             self._alike[key] = operator_times_ns(
                 self.compute,
@@ -67,13 +141,15 @@ class Durations:
                     local_elements(output.shape, given.placement, self._mesh_shape)
                     for output, given in zip(operator.signature.outputs, decision.outputs, strict=True)
                 ],
-                requires_gradient=made_gradients(decision),
+                requires_gradient=gradients,
             )
         return self._alike[key]
 
-    def update_ns(self) -> int:
-        """The optimizer's step."""
-        return sum(self._update_ns(p) for p in self._program.decisions.parameters if p.trainable)
+    def update_ns(self, names: Iterable[str] | None = None) -> int:
+        """The optimizer's step, for some parameters (None: all)."""
+        chosen = None if names is None else frozenset(names)
+        parameters = self._program.decisions.parameters
+        return sum(self._update_ns(p) for p in parameters if p.trainable and (chosen is None or p.name in chosen))
 
     def _update_ns(self, parameter: ParameterDecision) -> int:
         shards = 1
@@ -89,8 +165,17 @@ class Durations:
             device=self.compute.device,
         )
 
+    def tensor_bytes(self, name: str, placements: Placements) -> int:
+        """What one rank holds of a tensor."""
+        tensor = self._program.graph.tensors[name].type
+        key = (tensor.dtype, tensor.shape, placements)
+        if key not in self._sizes:
+            elements = local_elements(tensor.shape, placements, self._mesh_shape)
+            self._sizes[key] = self.compute.tensor_bytes(tensor.dtype, elements)
+        return self._sizes[key]
+
 
 def _placements(decision: OperatorDecision) -> tuple[object, ...]:
     """What of an operator's operands its time depends on."""
-    operands = ((o.placement, o.gradient is not None) if o is not None else None for o in decision.inputs)
+    operands = (o.placement if o is not None else None for o in decision.inputs)
     return (*operands, *(output.placement for output in decision.outputs))

@@ -1,49 +1,49 @@
 """The predicted time of one step: every collective with its latency, and what of it is hidden behind compute.
 
-One microbatch is a pass of the main stream. Gradients of ZeRO 2 and 3 are reduced in every pass, those of ZeRO 0 and 1
-in the last one. A bucket may be reduced when the last of its gradients is made; a ZeRO-3 gather may start with the
-region that runs before the one that needs it. All must be done at the end of the pass; nothing overlaps with the
-optimizer's step and the gathers after it. Over gloo nothing overlaps at all: its collectives need the cores that
-compute, and ``tap-apply``, which runs there, waits for each.
+A Program with a pipeline is simulated (``simulator``), and its busiest stage tells the step. Without one the step is
+counted, to the same result: one microbatch is a pass of the main stream. Gradients of ZeRO 2 and 3 are reduced in every
+pass, those of ZeRO 0 and 1 in the last one. A bucket may be reduced when the last of its gradients is made; a ZeRO-3
+gather may start with the region that runs before the one that needs it. All must be done at the end of the pass;
+nothing overlaps with the optimizer's step and the gathers after it. Over gloo nothing overlaps at all: its collectives
+need the cores that compute, and ``tap-apply``, which runs there, waits for each.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tap_planner.cluster import Cluster
 from tap_planner.program import (
     Compute,
     GatherParameters,
-    Instruction,
     Phase,
     Program,
-    Redistribute,
     ReduceGradients,
     ReduceShards,
     UpdateParameters,
 )
+from tap_planner.simulate.backgrounds import GATHER, GRADIENT, Regions, background, last_gradients
 from tap_planner.simulate.durations import Durations
 from tap_planner.simulate.overlap import Background, Busy, hidden_ns
-
-GRADIENT = "gradient"
-"""Kind of hidden time: reductions of gradients."""
-GATHER = "gather"
-"""Kind of hidden time: ZeRO-3 gathers of parameters, prefetched."""
+from tap_planner.simulate.routes import TRANSFER
+from tap_planner.simulate.simulator import simulate
+from tap_planner.simulate.timeline import StageTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What one step is expected to take on the rank at coordinate 0."""
+    """What one step is expected to take on the rank at coordinate 0, in a pipeline on that of the busiest stage."""
 
     compute_ns: int
     """Operators of all microbatches, and the optimizer."""
     communication_ns: int
-    """All collectives, one after the other."""
+    """All collectives, one after the other, and transfers from other stages."""
     hidden: Mapping[str, int]
-    """Communication that runs behind the main stream, by kind (``GRADIENT``, ``GATHER``)."""
+    """Communication that runs behind something else, by kind (``GRADIENT``, ``GATHER``; in a pipeline ``TRANSFER``)."""
+    bubble_ns: int = 0
+    """In a pipeline: what the stage waits for other stages."""
 
     @property
     def hidden_ns(self) -> int:
@@ -53,7 +53,7 @@ class Prediction:
     @property
     def step_ns(self) -> int:
         """The step from end to end."""
-        return self.compute_ns + self.communication_ns - self.hidden_ns
+        return self.compute_ns + self.communication_ns - self.hidden_ns + self.bubble_ns
 
 
 def predict(program: Program, cluster: Cluster) -> Prediction:
@@ -63,7 +63,19 @@ def predict(program: Program, cluster: Cluster) -> Prediction:
         program: the plan, lowered.
         cluster: the devices that its mesh uses (``part_of``).
     """
+    if program.decisions.pipeline is not None:
+        return _of_stage(simulate(program, cluster).busiest)
     return _Predicting(program, cluster).result()
+
+
+def _of_stage(stage: StageTimeline) -> Prediction:
+    hidden = stage.hidden_ns
+    return Prediction(
+        compute_ns=stage.compute_ns,
+        communication_ns=sum(stage.communication_ns.values()),
+        hidden={kind: hidden.get(kind, 0) for kind in (GRADIENT, GATHER, TRANSFER)},
+        bubble_ns=stage.bubble_ns,
+    )
 
 
 class _Predicting:
@@ -90,16 +102,16 @@ class _Predicting:
         self._communication_ns *= microbatches
         self._step()
         hidden: Counter[str] = Counter({GRADIENT: 0, GATHER: 0})
-        for passes, background in ((microbatches - 1, self._every), (1, [*self._every, *self._once])):
-            if self._overlaps and passes and background:
-                for kind, ns in hidden_ns(self._main, background).items():
+        for passes, jobs in ((microbatches - 1, self._every), (1, [*self._every, *self._once])):
+            if self._overlaps and passes and jobs:
+                for kind, ns in hidden_ns(self._main, jobs).items():
                     hidden[kind] += passes * ns
         return Prediction(compute_ns=self._compute_ns, communication_ns=self._communication_ns, hidden=dict(hidden))
 
     def _microbatch(self) -> None:
         instructions = self._program.microbatch
-        self._made = _last_gradient(self._program, instructions)
-        earliest = _prefetch(self._program, instructions)
+        self._made = last_gradients(self._program, instructions)
+        earliest = Regions(self._program).earliest(instructions)
         for position, instruction in enumerate(instructions):
             collectives = self._durations.collectives(instruction)
             self._communication_ns += sum(piece.ns for piece in collectives)
@@ -110,10 +122,10 @@ class _Predicting:
                     self._compute_ns += ns
                     pieces = (Busy(ns), *collectives)
                 case GatherParameters():
-                    self._every.extend(_background(GATHER, collectives, start=earliest[position], needed=position))
+                    self._every.extend(background(GATHER, collectives, start=earliest[position], needed=position))
                 case ReduceGradients(bucket=bucket) | ReduceShards(bucket=bucket):
                     start = self._made.get(bucket, position)
-                    self._every.extend(_background(GRADIENT, collectives, start=start))
+                    self._every.extend(background(GRADIENT, collectives, start=start))
                 case _:
                     pieces = collectives
             self._main.append(pieces)
@@ -125,59 +137,8 @@ class _Predicting:
             match instruction:
                 case ReduceGradients(bucket=bucket) | ReduceShards(bucket=bucket):
                     start = self._made.get(bucket, len(self._main))
-                    self._once.extend(_background(GRADIENT, collectives, start=start))
+                    self._once.extend(background(GRADIENT, collectives, start=start))
                 case UpdateParameters():
                     self._compute_ns += self._durations.update_ns()
                 case _:
                     pass
-
-
-def _background(
-    kind: str, collectives: Iterable[Busy], *, start: int, needed: int | None = None
-) -> Iterator[Background]:
-    for piece in collectives:
-        yield Background(kind=kind, ns=piece.ns, levels=piece.levels, start=start, needed=needed)
-
-
-def _last_gradient(program: Program, instructions: Sequence[Instruction]) -> Mapping[int, int]:
-    """Per bucket the position after the instruction that makes the last of its gradients."""
-    bucket_of = {name: bucket.id for bucket in program.decisions.buckets for name in bucket.parameters}
-    tensors = program.graph.tensors
-    made: dict[int, int] = {}
-    for position, instruction in enumerate(instructions):
-        match instruction:
-            case Compute(phase=Phase.BACKWARD, operator=index):
-                operands = program.decisions.operators[index].inputs
-                names = [operand.tensor for operand in operands if operand is not None and operand.gradient is not None]
-            case Redistribute(phase=Phase.BACKWARD, redistribution=edge):
-                names = [program.decisions.redistributions[edge].tensor]
-            case _:
-                continue
-        for name in names:
-            read = tensors[name].read
-            if read is not None and read.parameter in bucket_of:
-                made[bucket_of[read.parameter]] = position + 1
-    return made
-
-
-def _prefetch(program: Program, instructions: Sequence[Instruction]) -> list[int]:
-    """Per position that of the first instruction of the region that runs before."""
-    region_of: dict[int, int] = {}
-    for number, region in enumerate(program.decisions.regions):
-        for _ in region.operators:
-            region_of[len(region_of)] = number
-    following: list[object] = []
-    """Per position, backwards: which region of which direction it belongs to, that of the next operator."""
-    current: object = None
-    for instruction in reversed(instructions):
-        if isinstance(instruction, Compute):
-            current = (region_of[instruction.operator], instruction.phase is not Phase.FORWARD)
-        following.append(current)
-    following.reverse()
-    earliest: list[int] = []
-    before = begin = 0
-    for position, segment in enumerate(following):
-        if position and segment != following[position - 1]:
-            before, begin = begin, position
-        earliest.append(before)
-    return earliest
