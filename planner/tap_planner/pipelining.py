@@ -72,7 +72,7 @@ class _Times:
         self.work_ns = self._work(trial)
         """Per operator, forward, recomputation and backward with their collectives."""
         crossing = self._crossing()
-        least = int(crossing[1:].min(initial=0)) if len(crossing) > 1 else 0
+        least = int(crossing[1:].min()) if len(crossing) > 1 else 0
         self.allowed = [bool(size <= WIDE * least) for size in crossing]
         """Per operator, whether little enough goes over before it."""
         self.border_ns = [

@@ -112,10 +112,6 @@ class Stages:
         """The stages that hold a bucket's parameters."""
         return self._of_bucket.get(bucket, ())
 
-    def held_by(self, stage: int) -> frozenset[str]:
-        """The parameters that a stage reads."""
-        return frozenset(name for name, stages in self.of_parameter.items() if stage in stages)
-
     def tied(self, stage: int) -> Sequence[str]:
         """Trainable parameters that a stage shares with others."""
         return tuple(

@@ -28,7 +28,6 @@ from tap_planner.program import (
     Redistribute,
     ReduceGradients,
     ReduceShards,
-    Stages,
     SumTied,
     UpdateParameters,
 )
@@ -147,12 +146,11 @@ class _Pricing:
 
     def price_of_stages(self) -> Price:
         """Costs, and memory, of a pipeline."""
-        program, times = self.program, stage_times(self.program, self.durations)
-        stages = Stages(program.graph, self.decisions)
-        ends = [self._once(stage, stages) for stage in range(self.decisions.num_stages)]
+        times = stage_times(self.program, self.durations)
+        ends = [self._once(stage) for stage in range(self.decisions.num_stages)]
         slowest = max(range(len(ends)), key=lambda stage: (sum(ends[stage]), -stage))
         own = times.stages[slowest]
-        memory = self._memory_of_stages(stages)
+        memory = self._memory_of_stages()
         fullest = max(memory, key=lambda one: sum(one))
         return Price(
             compute_ns=own.compute_ns,
@@ -168,7 +166,7 @@ class _Pricing:
             workspace_bytes=self._workspace_bytes(),
         )
 
-    def _once(self, stage: int, stages: Stages) -> tuple[int, int]:
+    def _once(self, stage: int) -> tuple[int, int]:
         """What a stage does beside its slots: (reductions and gathers, the optimizer)."""
         gradient = optimizer = 0
         for number, chunk in enumerate(self.program.chunks):
@@ -178,15 +176,15 @@ class _Pricing:
                     gradient += ns * self.decisions.microbatches if kind == "gradient" else 0
         for instruction in self.program.steps[stage]:
             if isinstance(instruction, UpdateParameters):
-                optimizer += self.durations.update_ns(stages.held_by(stage))
+                optimizer += self.durations.update_ns(self.program.parameters[stage])
             elif isinstance(instruction, SumTied):
                 name = instruction.parameter
-                gradient += self.durations.tied_ns(self.parameters[name], stages.of_parameter[name])
+                gradient += self.durations.tied_ns(self.parameters[name], self.program.stages_of(name))
             else:
                 gradient += self._instruction(instruction)[1]
         return gradient, optimizer
 
-    def _memory_of_stages(self, stages: Stages) -> list[tuple[int, int, int, int, int]]:
+    def _memory_of_stages(self) -> list[tuple[int, int, int, int, int]]:
         """Per stage: parameters, gradients, optimizer, activations, whole copies."""
         held, working = (
             [
@@ -198,10 +196,10 @@ class _Pricing:
         activations = in_flight_bytes(self.program, held, working)
         found: list[tuple[int, int, int, int, int]] = []
         for stage in range(self.decisions.num_stages):
-            names = stages.held_by(stage)
+            names = self.program.parameters[stage]
             sizes = [stored_memory(self.decisions, self.parameters[name]) for name in names]
             stored = (sum(size[kind] for size in sizes) for kind in range(3))
-            found.append((*stored, activations[stage], self._unsharded_bytes(names)))  # type: ignore[arg-type]
+            found.append((*stored, activations[stage], self._unsharded_bytes(frozenset(names))))  # type: ignore[arg-type]
         return found
 
     def _instruction(self, instruction: Instruction) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tap_planner.program import Compute, Instruction, Program, Redistribute, Send, Stages
+from tap_planner.program import Compute, Instruction, Program, Redistribute, Send
 from tap_planner.schedule import Durations as SlotTimes
 from tap_planner.schedule import makespan, peak_bytes
 from tap_planner.simulate.durations import Durations
@@ -70,10 +70,14 @@ class _Slots:
 
     def __init__(self, program: Program, durations: Durations) -> None:
         self._durations = durations
-        self._stages = Stages(program.graph, program.decisions)
-        self._program = program
         self.transfer_ns = max(
-            (self._transfer(i) for c in program.chunks for i in (*c.forward, *c.backward)), default=0
+            (
+                durations.transfer_ns(instruction, (program.stage_of(number), instruction.peer))
+                for number, chunk in enumerate(program.chunks)
+                for instruction in (*chunk.forward, *chunk.backward)
+                if isinstance(instruction, Send) and instruction.peer is not None
+            ),
+            default=0,
         )
         """The longest transfer between two stages."""
 
@@ -86,14 +90,6 @@ class _Slots:
             if isinstance(instruction, Compute | Redistribute):
                 communication += sum(busy.ns for busy in self._durations.collectives(instruction))
         return compute, communication
-
-    def _transfer(self, instruction: Instruction) -> int:
-        if not isinstance(instruction, Send):
-            return 0
-        source = self._stages.source_of(instruction.operator)
-        ends = (source, self._program.chunk_of(instruction.operator))
-        first, last = (self._program.stage_of(chunk) for chunk in ends)
-        return self._durations.transfer_ns(instruction, (first, last))
 
 
 def in_flight_bytes(program: Program, held: Sequence[int], working: Sequence[int]) -> tuple[int, ...]:
