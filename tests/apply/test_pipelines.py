@@ -19,7 +19,8 @@ from tap_planner.apply import (
     verify_program,
 )
 from tap_planner.apply.communicator import Form
-from tap_planner.apply.executor import MicrobatchState, run_stages
+from tap_planner.apply.executor import run_stages
+from tap_planner.apply.in_flight import MicrobatchState
 from tap_planner.apply.values import TensorValues
 from tap_planner.apply.workers import make_workers
 from tap_planner.errors import ApplyError

@@ -7,7 +7,7 @@ operator alone (``differentiation``); what links operators are the Program's ins
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tap_planner.apply.communicator import Parts, RecordingCommunicator
 from tap_planner.apply.differentiation import OperatorRecord, product, run_recorded
+from tap_planner.apply.in_flight import MicrobatchState, Seeds, StepResult
 from tap_planner.apply.mail import Mail, Message
 from tap_planner.apply.operators import (
     NO_CUSTOM,
@@ -66,45 +67,6 @@ from tap_planner.sharding import Placements, local_indices, local_shape
 
 GradientFactor = Callable[[Sequence[np.ndarray], int], np.ndarray]
 """(Indices per dim in the microbatch, microbatch) -> what the gradient at the loss's operand is multiplied by."""
-
-
-Seeds = list[list[Tensor | None]]
-"""Per rank, gradients of an operator's outputs."""
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What one step of a stage made, besides the changes to the parameters."""
-
-    outputs: dict[str, list[Parts]] = field(default_factory=dict)
-    """Per graph output tensor that the stage makes, per microbatch: local parts."""
-    losses: list[Parts] = field(default_factory=list)
-    """Per microbatch, where the stage makes the loss: each rank's term of it (not divided by the number of
-    microbatches)."""
-
-
-@dataclass(slots=True)
-class MicrobatchState:
-    """What a stage has of a microbatch in a chunk, from its first turn to its last."""
-
-    microbatch: int
-    values: TensorValues
-    gradients: dict[str, Parts] = field(default_factory=dict)
-    """Of activations."""
-    edge_gradients: dict[int, Parts] = field(default_factory=dict)
-    """Of what redistributions made."""
-    records: dict[int, list[OperatorRecord] | LossRecord | RingRecord] = field(default_factory=dict)
-    """Per operator, what its backward needs."""
-    seeds: dict[int, Seeds] = field(default_factory=dict)
-    """Per operator whose gradients of parameters are still to be made."""
-    results: dict[str, Parts] = field(default_factory=dict)
-    """Graph outputs and the loss, as forward made them."""
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.values.clear()
-        for kept in (self.gradients, self.edge_gradients, self.records, self.seeds, self.results):
-            kept.clear()
 
 
 class StepExecutor:
@@ -237,6 +199,8 @@ class StepExecutor:
             case Redistribute(phase=phase, redistribution=index):
                 self._communicator.phase = phase
                 (self._redistribute_gradient if phase is Phase.BACKWARD else self._state.values.redistribute)(index)
+            case Release():
+                self._state.values.forget(instruction)
             case Send():
                 self._send(instruction)
             case Receive():
@@ -258,8 +222,6 @@ class StepExecutor:
             case GatherUpdated(bucket=bucket):
                 self._communicator.phase = Phase.OPTIMIZER
                 self._store.gather_updated(bucket)
-            case Release():
-                self._state.values.forget(instruction)
             case SumTied():
                 raise AssertionError("a sum over stages waits for them")
 

@@ -12,7 +12,8 @@ import torch
 
 from tap_planner.apply.clock import now_ns
 from tap_planner.apply.communicator import Communicator
-from tap_planner.apply.executor import StepResult, run_stages
+from tap_planner.apply.executor import run_stages
+from tap_planner.apply.in_flight import StepResult
 from tap_planner.apply.inputs import load_inputs, synthetic_inputs
 from tap_planner.apply.operators import CustomFunctions, check_executable, load_custom_operators
 from tap_planner.apply.placing import assemble

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tap_planner.apply.communicator import Axes, Communicator, Issued
-from tap_planner.apply.executor import StepResult, run_stages
+from tap_planner.apply.executor import run_stages
+from tap_planner.apply.in_flight import StepResult
 from tap_planner.apply.operators import NO_CUSTOM, CustomFunctions
 from tap_planner.apply.optimizer import Optimizer, make_optimizer
 from tap_planner.apply.placing import assemble
