@@ -156,6 +156,7 @@ def _producer() -> Producer:
 
 
 def _collective_entries(program: Program, cluster: Cluster, mesh: Mesh) -> tuple[CollectiveEntry, ...]:
+    from tap_planner.cluster import PIPELINE
     from tap_planner.cost import CollectiveModel, ComputeModel
     from tap_planner.program import collectives
 
@@ -164,7 +165,7 @@ def _collective_entries(program: Program, cluster: Cluster, mesh: Mesh) -> tuple
     entries: list[CollectiveEntry] = []
     for collective in collectives(program):
         payload = compute.tensor_bytes(collective.dtype, collective.elements)
-        cost = model.cost(collective.kind, collective.axes, payload)
+        cost = model.cost(collective.kind, collective.axes or (PIPELINE,), payload)
         entries.append(
             CollectiveEntry(
                 phase=collective.phase.value,

@@ -481,14 +481,15 @@ class PlanDocument:
         total = 0
         for entry in self.collectives:
             kind = entry.kind if entry.kind in SENDING_KINDS else "send_recv"
-            total += entry.count * sent_bytes(kind, math.prod(sizes[axis] for axis in entry.axes), entry.bytes)
+            members = math.prod(sizes[axis] for axis in entry.axes) if entry.axes else 2  # from stage to stage
+            total += entry.count * sent_bytes(kind, members, entry.bytes)
         return total
 
     @property
     def num_idle(self) -> int:
         """Devices that have nothing to do: those outside the mesh, and those of it that repeat others' work."""
         used = {entry.axis: entry.first for entry in self.idle}
-        busy = math.prod(used.get(axis.name, axis.size) for axis in self.mesh.axes)
+        busy = self.pipeline.num_stages * math.prod(used.get(axis.name, axis.size) for axis in self.mesh.axes)
         return len(self.mesh.ranks) - busy + self.mesh.num_left_out
 
     @property
