@@ -19,6 +19,7 @@ from tap_planner.choosing import choose_states, with_states
 from tap_planner.documents import LoweredResult, document_of, lower_result
 from tap_planner.errors import ApplyError, InfeasibleError, UsageError
 from tap_planner.logs import NOTE
+from tap_planner.pipelining import fitting_plan
 from tap_planner.plan import (
     ApplyRequest,
     Decisions,
@@ -122,7 +123,10 @@ def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
     prepared, result = _search(prepared, old)
     if old is not None:
         result = near_result(prepared, result, old)
-    if old is not None or objective == "communication" or prepared.options.cost == "volume":
+    if result.pipeline is not None:
+        lowered = fitting_plan(prepared, result, lambda found: lower_result(found, prepared.cluster))
+        result = lowered.result
+    elif old is not None or objective == "communication" or prepared.options.cost == "volume":
         lowered = lower_result(result, prepared.cluster)
     else:
         lowered = _fastest_predicted(prepared, result)
@@ -164,7 +168,8 @@ def _search_all(prepared: PreparedSearch) -> SearchResult:
 
     if prepared.options.objective == "memory":
         return search_smallest(prepared.requests, limit)
-    return search_parts(prepared.requests, lambda request: search_by_room(request, limit))
+    staged = prepared.request.pipeline is not None
+    return search_parts(prepared.requests, lambda request: search_by_room(request, limit), below_best=staged)
 
 
 def _search(prepared: PreparedSearch, old: PlanDocument | None) -> tuple[PreparedSearch, SearchResult]:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.plan import cut_decisions
 from tap_planner.schedule import PipelineSchedule, balanced_cuts, make_schedule
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster
+    from tap_planner.documents import LoweredResult
     from tap_planner.graph import Graph
     from tap_planner.plan import Decisions
     from tap_planner.program import Program
+    from tap_planner.requests import PreparedSearch
     from tap_planner.search import SearchResult
 
-__all__ = ["cut_in_pipeline"]
+__all__ = ["cut_in_pipeline", "fitting_plan"]
+
+MAX_ROUNDS = 6
+"""Searches under a lower and lower limit, where a stage holds more than its share."""
+ROUGH = Fraction(1, 100)
+"""How near the optimum such a plan needs to be proven under its own limit."""
+MARGIN = Fraction(99, 100)
+"""Of the limit that would be just low enough, were all stages to shrink alike."""
 
 WIDE = 2
 """Cuts are tried where no more than so many times the fewest bytes cross over."""
@@ -43,6 +55,48 @@ def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
     times = _Times(graph, whole, trial, cluster)
     cuts = balanced_cuts(times.work_ns, times.border_ns, schedule.num_virtual_stages, times.allowed)
     return lower(*cut_decisions(graph, whole, [graph.operators[index].id for index in cuts], schedule))
+
+
+def fitting_plan(
+    prepared: PreparedSearch,
+    first: SearchResult,
+    lower: Callable[[SearchResult], LoweredResult],
+) -> LoweredResult:
+    """The plan of a search, if every stage fits; else that of a search under a limit that leaves the fullest more room.
+    What is proven stays what the first search has proven.
+
+    Args:
+        prepared: the request.
+        first: its answer.
+        lower: cuts and predicts a plan.
+
+    Raises:
+        LimitReachedError: no plan was found whose stages fit.
+    """
+    from tap_planner.requests import limit_bytes
+    from tap_planner.search import search, search_parts
+    from tap_planner.simulate import price_program
+
+    limit, result, share = limit_bytes(prepared.cluster, prepared.options), first, Fraction(1)
+    needed = 0
+    for _ in range(MAX_ROUNDS):
+        lowered = lower(result)
+        needed = price_program(lowered.program, lowered.used).memory_bytes
+        if limit is None or needed <= limit:
+            return lowered.certified_by(first)
+        share *= MARGIN * Fraction(limit, needed)
+        requests = [
+            replace(r, limit_bytes=int((r.limit_bytes or 0) * share), gap=max(r.gap, ROUGH)) for r in prepared.requests
+        ]
+        try:
+            result = search_parts(requests, search, below_best=True)
+        except InfeasibleError:
+            break
+    raise LimitReachedError(
+        f"the fullest stage of the best plan needs {needed} bytes, the limit is {limit}; no plan was found whose "
+        "stages all fit, and it is not proven that there is none",
+        hint="Choose more stages, another --mesh, more --microbatches, or --recompute full.",
+    )
 
 
 def _even(graph: Graph, schedule: PipelineSchedule) -> Sequence[str]:

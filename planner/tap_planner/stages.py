@@ -17,6 +17,8 @@ __all__ = ["check_pipeline", "in_stages"]
 
 MAX_ROUNDS = 64
 """Most microbatches for each stage that are tried by themselves."""
+LIKELY = 8
+"""Microbatches for each stage that are tried first."""
 LEAST_CHUNKS = {"interleaved": 2, "zbv": 2}
 """Parts of the model on each stage that a schedule needs; 1 elsewhere."""
 
@@ -85,6 +87,9 @@ def _counts(request: SearchRequest, options: PlanOptions, stages: int) -> tuple[
     else:
         most = min(request.batch, MAX_ROUNDS * stages)
         found = tuple(k for k in range(stages, most + 1, stages) if request.batch % k == 0 and _is_round(k // stages))
+        found = tuple(
+            sorted(found, key=lambda count: (max(count, LIKELY * stages) / min(count, LIKELY * stages), count))
+        )
     if not found or (rounds and found[0] % stages):
         raise UsageError(
             f"a batch of {request.batch} cannot be cut in a multiple of {stages} microbatches",

@@ -331,7 +331,8 @@ class Lane:
     @property
     def _ceiling(self) -> int | None:
         """Only faster plans matter."""
-        known = [ns for ns in (self._known.best_ns, self._best and self._best[1].ns) if ns is not None]
+        wanted = self._request.ceiling_ns if self._request.pipeline is not None else None
+        known = [ns for ns in (self._known.best_ns, self._best and self._best[1].ns, wanted) if ns is not None]
         return min(known, default=None)
 
     def _good_enough(self, bound_ns: int) -> bool:

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.search.proof import Leaf
-from tap_planner.search.request import NothingFitsError, SearchRequest, SearchResult, SearchStatistics
+from tap_planner.search.request import (
+    NothingFasterError,
+    NothingFitsError,
+    SearchRequest,
+    SearchResult,
+    SearchStatistics,
+)
 
 __all__ = ["merge_results", "search_parts"]
 
@@ -32,12 +38,15 @@ def merge_results(results: Sequence[SearchResult]) -> SearchResult:
     )
 
 
-def search_parts(requests: Sequence[SearchRequest], search: Callable[[SearchRequest], SearchResult]) -> SearchResult:
+def search_parts(
+    requests: Sequence[SearchRequest], search: Callable[[SearchRequest], SearchResult], *, below_best: bool = False
+) -> SearchResult:
     """Search parts of a space one by one.
 
     Args:
         requests: the parts.
         search: searches one of them.
+        below_best: whether a part is left alone once nothing in it is faster than the best plan so far.
 
     Raises:
         InfeasibleError: nothing fits in any part; what is said is about the part that needs the least.
@@ -47,6 +56,8 @@ def search_parts(requests: Sequence[SearchRequest], search: Callable[[SearchRequ
     failures: list[InfeasibleError] = []
     leaves: list[Leaf] = []
     for number, request in enumerate(requests):
+        if below_best and results:
+            request = replace(request, ceiling_ns=min(result.objective_ns for result in results))
         try:
             result = search(request)
             results.append(result)
@@ -55,6 +66,10 @@ def search_parts(requests: Sequence[SearchRequest], search: Callable[[SearchRequ
             failures.append(failure)
             if isinstance(failure, NothingFitsError):
                 leaves += (replace(leaf, part=number) for leaf in failure.leaves)
+        except NothingFasterError as failure:
+            if not results:
+                raise
+            leaves += (replace(leaf, part=number) for leaf in failure.leaves)
         except LimitReachedError as failure:
             if len(requests) == 1:
                 raise

@@ -63,7 +63,7 @@ def _answer(request: SearchRequest, space: SearchSpace, workers: Sequence[Worker
         reports = cast("list[Report]", ask_all(workers, "report"))
         if best is None or winner is None:
             if request.ceiling_ns is not None:
-                raise NothingFasterError("no plan is faster than asked for")
+                raise NothingFasterError(tuple(leaf for report in reports for leaf in report.leaves))
             raise _nothing_fits(request, reports, cast("list[int]", ask_all(workers, "least_bytes")))
         return _Answer(request, space, workers, reports).result(winner, best)
     finally:

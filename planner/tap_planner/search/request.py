@@ -157,7 +157,15 @@ class NothingFitsError(InfeasibleError):
 
 
 class NothingFasterError(LimitReachedError):
-    """No plan is faster than the request's ceiling."""
+    """No plan is faster than the request's ceiling.
+
+    Args:
+        leaves: how every part of the space is bounded.
+    """
+
+    def __init__(self, leaves: tuple[Leaf, ...]) -> None:
+        super().__init__("no plan is faster than asked for")
+        self.leaves = leaves
 
 
 def _held_back(request: SearchRequest, limit: int) -> str:
