@@ -10,7 +10,7 @@ import pytest
 from tap_planner import api, calibrating
 from tap_planner.api import CalibrateRequest, Progress
 from tap_planner.calibration import Sample, elementwise, layer, product
-from tap_planner.cluster import Cluster, calibration_text, load_cluster, parse_calibration
+from tap_planner.cluster import Cluster, calibration_text, cluster_from_json, load_cluster, parse_calibration
 from tap_planner.errors import ClusterError, UsageError
 from tap_planner.plan import PlanOptions, PlanRequest
 
@@ -44,7 +44,7 @@ def test_two_processes_are_measured_and_planned_for(tmp_path: Path) -> None:
     cluster.write_text("device: cpu-core\nnodes: 1\ndevices_per_node: 2\ncalibration: c.json\n")
     options = PlanOptions(batch=4, dims={"seq": 16}, precision="fp32", loss="mean")
     document = api.make_plan(PlanRequest(model=MODEL, cluster=str(cluster), options=options))
-    assert Cluster.from_json(document.cluster) == load_cluster(cluster)
+    assert cluster_from_json(document.cluster) == load_cluster(cluster)
 
 
 def test_a_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:

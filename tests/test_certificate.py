@@ -16,6 +16,8 @@ from tap_planner_cli.errors import invoke
 from tap_planner_cli.plan import command
 from tests.graph.models import DATA
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 CLUSTER = "2x2:a100-sxm4-80gb"
 GPT = PlanOptions(batch=8, loss="mean", dims={"seq": 64}, mesh="dp=2,tp=2")
 LIMIT = 950_000

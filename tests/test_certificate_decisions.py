@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tap_planner import api
-from tap_planner.cluster import Cluster
+from tap_planner.cluster import cluster_from_json
 from tap_planner.graph import BindOptions, Graph, LossOptions, bind
 from tap_planner.legality import unfounded
 from tap_planner.plan import (
@@ -57,7 +57,7 @@ def planned(name: str) -> PlanDocument:
 def repriced(document: PlanDocument) -> PlanDocument:
     """The plan with the figures that its own program has: nothing about them is false."""
     decisions = expand(document)
-    cluster = Cluster.from_json(document.cluster)
+    cluster = cluster_from_json(document.cluster)
     graph = prepare(MODEL, cluster, document.options).graphs(decisions.microbatches)
     price = price_program(lower(graph, decisions), cluster)
     certificate = document.certificate

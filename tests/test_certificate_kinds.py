@@ -24,6 +24,8 @@ from tap_planner_cli.errors import invoke
 from tap_planner_cli.plan import command
 from tests.graph.models import DATA
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 MODEL = DATA / "hm_gpt_tiny.onnx"
 GPT = PlanOptions(batch=8, loss="mean", dims={"seq": 64}, recompute="none")
 LARGE, SMALL = 1_600 * 1024, 800 * 1024

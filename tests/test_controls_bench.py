@@ -40,13 +40,15 @@ def test_a_conflict_through_the_command_line(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.full
-def test_all_controls_on_small_models(session: Session) -> None:
+def test_all_controls_on_small_models(session: Session, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Every control gives its rows, and holds what it promises, on models of two layers."""
     llama = Request.of(
         "hm_llama_tiny", "--cluster 2x2:a100-sxm4-80gb --batch 8 --dim seq=16 --precision fp32 --loss cross-entropy"
     )
     fixed = llama.plus("--mesh", "dp=2,tp=2", "--max-memory", "none")
-    tight = TINY.plus("--microbatches", "1", "--max-memory", "400000B")
+    apart = Session(controls.DATA, tmp_path_factory.mktemp("apart"))
+    workspace = apart.ask(TINY).plan.predicted.memory_bytes["workspace"]
+    tight = TINY.plus("--microbatches", "1", "--max-memory", f"{workspace + 400_000}B")
     rows = [
         *controls.stay_near(session, TINY, (), ("--batch", "16")),
         *controls.alternatives(session, llama, 2),

@@ -41,6 +41,8 @@ from tap_planner_cli.plan import command
 from tap_planner_cli.show import command as show_command
 from tests.graph.models import DATA
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 Capture = pytest.CaptureFixture[str]
 GPT = DATA / "hm_gpt_tiny.onnx"
 CLUSTER = "2x2:a100-sxm4-80gb"

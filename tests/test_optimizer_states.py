@@ -32,6 +32,8 @@ from tap_planner_cli.errors import invoke
 from tap_planner_cli.plan import command
 from tests.graph.models import DATA
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 MODEL = DATA / "hm_gpt_tiny.onnx"
 CLUSTER = "2x2:a100-sxm4-80gb"
 OPTIONS = PlanOptions(batch=8, loss="mean", dims={"seq": 16}, precision="fp32", mesh="dp=4", zero=0, recompute="none")

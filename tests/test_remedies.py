@@ -19,6 +19,8 @@ from tap_planner.requests import PreparedSearch
 from tap_planner_cli.errors import invoke
 from tap_planner_cli.plan import command, make_options
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 DATA = Path(__file__).parent / "data"
 MODEL = DATA / "hm_gpt_tiny.onnx"
 CLUSTER = "2x2:a100-sxm4-80gb"

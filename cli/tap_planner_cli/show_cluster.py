@@ -23,19 +23,23 @@ def print_cluster(console: Console, cluster: Cluster, findings: Sequence[str]) -
         _print_groups(console, cluster)
     else:
         heading(console, f"Device {printable(cluster.device.name)}")
-        console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
+        console.print(table(("", ""), _device_rows(cluster.device, cluster)))
         heading(console, "Levels, inner to outer")
         console.print(_level_table(cluster.levels))
+        _print_group_bandwidths(console, cluster.levels)
         _print_paces(console, cluster)
     heading(console, "Findings")
     for finding in findings or ("none",):
         console.print(printable(finding), soft_wrap=True)
 
 
-def _device_rows(device: Device, reserved_bytes: int) -> list[tuple[str, str]]:
+def _device_rows(device: Device, cluster: Cluster) -> list[tuple[str, str]]:
+    reserved_bytes, buffers_bytes = cluster.reserved_memory_bytes, cluster.collective_buffers_bytes
     reserved = f" ({format_bytes(reserved_bytes)} reserved)" if reserved_bytes else ""
+    buffers = (("buffers of a communicator", format_bytes(buffers_bytes)),) if buffers_bytes else ()
     return [
         ("memory", format_bytes(device.memory_bytes) + reserved),
+        *buffers,
         ("memory bandwidth", _rate(device.memory_bandwidth_bytes_per_s, "B/s")),
         ("reached of that", _share(device.memory_efficiency_permille)),
         *((f"peak {dtype}", _rate(peak, "FLOP/s")) for dtype, peak in device.peak_flops.items()),
@@ -83,16 +87,33 @@ def _level_table(levels: Iterable[Level]) -> Table:
     return table(columns, rows, right=(*columns[3:], "size"))
 
 
+def _print_group_bandwidths(console: Console, levels: Iterable[Level]) -> None:
+    """What a device may send in groups of each size, and what passes the host, where a level says so."""
+    for level in levels:
+        rows = [*_by_size("rings", level.group_bandwidths), *_by_size("all-to-all", level.exchange_bandwidths)]
+        if level.host_bandwidth_bytes_per_s is not None:
+            rows.append(("all", "through the host", _rate(level.host_bandwidth_bytes_per_s, "B/s")))
+        if rows:
+            heading(console, f"Level {printable(level.name)}: bandwidth by group size")
+            console.print(table(("devices", "along", "bandwidth"), rows, right=("devices", "bandwidth")))
+
+
+def _by_size(along: str, bandwidths: Iterable[tuple[int, int]]) -> list[tuple[str, str, str]]:
+    return [(str(size), along, _rate(bandwidth, "B/s")) for size, bandwidth in bandwidths]
+
+
 def _print_groups(console: Console, cluster: Cluster) -> None:
     """Unlike nodes: device and links of every group, then the pace of equal parts."""
     for number, group in enumerate(cluster.node_groups):
         nodes = f"{format_count(group.nodes)} {'node' if group.nodes == 1 else 'nodes'} x {group.devices_per_node}"
         heading(console, f"Node group {printable(group.name)}: {nodes} devices {printable(group.device.name)}")
-        console.print(table(("", ""), _device_rows(group.device, cluster.reserved_memory_bytes)))
+        console.print(table(("", ""), _device_rows(group.device, cluster)))
         console.print()
-        console.print(_level_table(cluster.link(level, number) for level in range(len(cluster.levels))))
+        links = [cluster.link(level, number) for level in range(len(cluster.levels))]
+        console.print(_level_table(links))
+        _print_group_bandwidths(console, links)
     heading(console, "Equal parts on all of them: the pace of the slowest, the memory of the smallest")
-    console.print(table(("", ""), _device_rows(cluster.device, cluster.reserved_memory_bytes)))
+    console.print(table(("", ""), _device_rows(cluster.device, cluster)))
 
 
 def _share(permille: int) -> str:

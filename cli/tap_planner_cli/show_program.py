@@ -32,10 +32,14 @@ def describe(program: Program, instructions: Iterable[Instruction]) -> Iterable[
         ForgetParameters,
         GatherParameters,
         GatherUpdated,
+        Part,
+        Receive,
         Redistribute,
         ReduceGradients,
         ReduceShards,
         Release,
+        Send,
+        SumTied,
         UpdateParameters,
     )
 
@@ -43,9 +47,16 @@ def describe(program: Program, instructions: Iterable[Instruction]) -> Iterable[
     optimizer = optimizer_text(program.decisions.optimizer, program.decisions.optimizer_states)
     for number, instruction in enumerate(instructions):
         match instruction:
-            case Compute(phase, index):
+            case Compute(phase, index, part):
                 operator = program.graph.operators[index]
-                phase_name, text = phase.value, f"compute {operator.type} {operator.id}"
+                of = "" if part is Part.ALL else f", gradients of {part.value}"
+                phase_name, text = phase.value, f"compute {operator.type} {operator.id}{of}"
+            case Send(phase, index, peer):
+                phase_name, text = phase.value, f"send {_transferred(program, index, peer, 'to')}"
+            case Receive(phase, index, peer):
+                phase_name, text = phase.value, f"receive {_transferred(program, index, peer, 'from')}"
+            case SumTied(parameter):
+                phase_name, text = "gradient", f"sum the gradient of {parameter} over the stages that hold it"
             case Redistribute(phase, index):
                 phase_name, text = phase.value, _redistribution(program, index, phase.value, axes)
             case GatherParameters(phase, bucket):
@@ -69,6 +80,11 @@ def _released(program: Program, release: Release) -> Iterable[str]:
     yield from release.tensors
     yield from (name for name, _ in release.inputs)
     yield from (f"copy of {program.decisions.redistributions[index].tensor}" for index in release.redistributions)
+
+
+def _transferred(program: Program, index: int, peer: int | None, way: str) -> str:
+    stage = f"{way} stage {peer}" if peer is not None else "within the stage"
+    return f"{program.graph.operators[index].inputs[0]} {stage}"
 
 
 def _redistribution(program: Program, index: int, phase: str, axes: tuple[str, ...]) -> str:

@@ -107,10 +107,32 @@ def _print_mesh(console: Console, document: PlanDocument) -> None:
     console.print(
         f"microbatches {document.pipeline.microbatches}, ZeRO {zero_text(document)}, "
         f"recompute {recompute_text(document)}, "
-        f"schedule {document.pipeline.schedule}"
+        f"schedule {schedule_text(document)}"
     )
+    if document.pipeline.num_stages > 1:
+        _print_stages(console, document)
     if document.num_idle:
         console.print(f"idle: {idle_text(document)}", soft_wrap=True)
+
+
+def mesh_sizes(document: PlanDocument) -> list[tuple[str, int]]:
+    """Names and sizes of the axes; stages of a pipeline first, as ``pp``."""
+    stages = document.pipeline.num_stages
+    return [*([("pp", stages)] if stages > 1 else []), *((axis.name, axis.size) for axis in document.mesh.axes)]
+
+
+def schedule_text(document: PlanDocument) -> str:
+    """The schedule, with how many parts of the model a stage has if that is more than one."""
+    pipeline = document.pipeline
+    chunks = len(pipeline.stages) // pipeline.num_stages if pipeline.stages else 1
+    return pipeline.schedule + (f" with {chunks} parts a stage" if chunks > 1 else "")
+
+
+def _print_stages(console: Console, document: PlanDocument) -> None:
+    """Where the model is cut."""
+    heading(console, f"{document.pipeline.num_stages} stages")
+    rows = [(str(one.stage), printable(one.first), printable(one.last)) for one in document.pipeline.stages]
+    console.print(table(("stage", "from", "to"), rows, right=("stage",)))
 
 
 def idle_text(document: PlanDocument) -> str:

@@ -16,16 +16,24 @@ from tap_planner.alternatives import Alternative
 from tap_planner.errors import InfeasibleError, TapError
 from tap_planner.plan import Claim, PlanDocument, device_kinds, write_text
 from tap_planner_cli.errors import printable
-from tap_planner_cli.show_text import idle_text, recompute_text, states_text, zero_text
+from tap_planner_cli.show_text import (
+    idle_text,
+    mesh_sizes,
+    recompute_text,
+    schedule_text,
+    states_text,
+    zero_text,
+)
 from tap_planner_cli.units import format_bytes, format_ns, format_rate, format_unit, share
 
 
 def print_summary(console: Console, document: PlanDocument, output: Path | None) -> None:
     """The plan in a few lines."""
     predicted, certificate = document.predicted, document.certificate
-    mesh = " x ".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes) or "1 device"
+    mesh = " x ".join(f"{name}={size}" for name, size in mesh_sizes(document)) or "1 device"
     training = document.options.mode == "train"
-    settings = f", ZeRO {zero_text(document)}, {document.pipeline.microbatches} microbatches, "
+    staged = f", {schedule_text(document)}" if document.pipeline.num_stages > 1 else ""
+    settings = f"{staged}, ZeRO {zero_text(document)}, {document.pipeline.microbatches} microbatches, "
     settings += f"recompute {recompute_text(document)}"
     settings += "" if document.optimizer_states == "fp32" else f", {document.optimizer_states} moments"
     communication = (
@@ -107,12 +115,13 @@ def _memory(document: PlanDocument) -> str:
 
 
 def _by_kind(document: PlanDocument) -> str:
-    """In inference, what of the memory is there from step to step, and what goes in and comes out."""
+    """In inference, what of the memory is there from step to step, what goes in and comes out, and the workspace."""
     sizes = document.predicted.memory_bytes
     if document.options.mode == "train":
         return ""
     parts = {"parameters": sizes.get("parameters", 0), "caches": sizes.get("caches", 0)}
     parts["inputs and outputs"] = sizes.get("inputs", 0) + sizes.get("outputs", 0)
+    parts["workspace"] = sizes.get("workspace", 0)
     return ": " + ", ".join(f"{format_bytes(size)} {kind}" for kind, size in parts.items() if size)
 
 

@@ -255,10 +255,10 @@ def lower_plan(document: PlanDocument, model: Path) -> Program:
     Raises:
         ApplyError: the plan is about another model.
     """
-    from tap_planner.program import lower
+    from tap_planner.program import lower_plan as lower_decisions
 
     decisions = expand(document)
-    return lower(_part_graph(document, decisions, model), decisions)
+    return lower_decisions(_part_graph(document, decisions, model), decisions)
 
 
 def simulate_plan(document: PlanDocument, model: Path) -> Prediction:
@@ -267,10 +267,10 @@ def simulate_plan(document: PlanDocument, model: Path) -> Prediction:
     Raises:
         ApplyError: the plan is about another model.
     """
-    from tap_planner.cluster import Cluster, restricted
+    from tap_planner.cluster import cluster_from_json, restricted
     from tap_planner.simulate import predict
 
-    used = restricted(Cluster.from_json(document.cluster), _devices(document))
+    used = restricted(cluster_from_json(document.cluster), _devices(document))
     return predict(lower_plan(document, model), used)
 
 
@@ -367,9 +367,9 @@ def calibrate_cluster(
 
 def _devices(document: PlanDocument) -> tuple[int, ...]:
     """Number of each rank's device among those of the cluster."""
-    from tap_planner.cluster import Cluster
+    from tap_planner.cluster import cluster_from_json
 
-    numbers = {place: number for number, place in enumerate(Cluster.from_json(document.cluster).places())}
+    numbers = {place: number for number, place in enumerate(cluster_from_json(document.cluster).places())}
     missing = next((place for place in document.mesh.ranks if place not in numbers), None)
     if missing is not None:
         raise ApplyError(f"mesh.ranks: the cluster of the plan has no device {list(missing)}")

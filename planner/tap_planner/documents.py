@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tap_planner.pipelining import cut_in_pipeline
 from tap_planner.plan import (
     Certificate,
     CollectiveEntry,
@@ -42,6 +43,8 @@ NOT_IN_SENT_BYTES_OF_INFERENCE = ("algorithms that send more", "live activations
 """The same in inference."""
 NOT_IN_VOLUMES = ("topology and latency of communication",)
 """What is left out besides where communication is priced by its volume."""
+NOT_IN_PIPELINES = ("queues of transfers",)
+"""What is left out besides where there are pipeline stages."""
 MANY_TIMES = 2
 """A plan of the least communication whose operators take so many times as long as they must is worth a warning."""
 
@@ -85,21 +88,24 @@ def lower_result(result: SearchResult, cluster: Cluster) -> LoweredResult:
     from tap_planner.simulate import predict
 
     used = part_of(cluster, result.mesh)
-    program = lower(result.folded.graph, result.decisions)
+    if result.pipeline is None:
+        program = lower(result.folded.graph, result.decisions)
+    else:
+        program = cut_in_pipeline(result, used)
     return LoweredResult(result=result, used=used, program=program, prediction=predict(program, used))
 
 
 def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocument:
     """The document of a search result; its objective and collectives are counted from the lowered Program."""
-    from tap_planner.cluster import idle_boxes, mesh_places
+    from tap_planner.cluster import cluster_to_json, idle_boxes, mesh_places
     from tap_planner.simulate import price_program, sent_by_program
 
     result, program, used = lowered.result, lowered.program, lowered.used
-    graph = result.folded.graph
+    graph, decisions = program.graph, program.decisions
     price = price_program(program, used, times_of(prepared.options))
     sent = prepared.options.objective == "communication"
     objective = sent_by_program(program, used) if sent else price.objective_ns
-    if (objective, price.memory_bytes) != (result.objective_ns, result.memory_bytes):
+    if result.pipeline is None and (objective, price.memory_bytes) != (result.objective_ns, result.memory_bytes):
         unit = "bytes sent" if sent else "ns"
         raise AssertionError(
             f"the search priced the plan at {result.objective_ns} {unit} and {result.memory_bytes} bytes, "
@@ -117,16 +123,16 @@ def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocumen
             dims=dict(prepared.graph.dims),
             batch=prepared.graph.batch,
         ),
-        cluster=prepared.cluster.to_json(),
+        cluster=cluster_to_json(prepared.cluster),
         options=prepared.options,
-        decisions=result.decisions,
+        decisions=decisions,
         reads={name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None},
         ranks=mesh_places(prepared.cluster, result.mesh),
         left_out=tuple(IdlePlaces(first=f, last=last) for f, last in idle_boxes(prepared.cluster, result.mesh)),
         collectives=collectives,
         predicted=_predicted(lowered, price),
         certificate=_certificate(result, price, prepared.options),
-        idle=idle_devices(result.decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
+        idle=idle_devices(decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
     )
 
 
@@ -150,6 +156,7 @@ def _producer() -> Producer:
 
 
 def _collective_entries(program: Program, cluster: Cluster, mesh: Mesh) -> tuple[CollectiveEntry, ...]:
+    from tap_planner.cluster import PIPELINE
     from tap_planner.cost import CollectiveModel, ComputeModel
     from tap_planner.program import collectives
 
@@ -158,7 +165,7 @@ def _collective_entries(program: Program, cluster: Cluster, mesh: Mesh) -> tuple
     entries: list[CollectiveEntry] = []
     for collective in collectives(program):
         payload = compute.tensor_bytes(collective.dtype, collective.elements)
-        cost = model.cost(collective.kind, collective.axes, payload)
+        cost = model.cost(collective.kind, collective.axes or (PIPELINE,), payload)
         entries.append(
             CollectiveEntry(
                 phase=collective.phase.value,
@@ -193,6 +200,7 @@ def _memory_by_kind(price: Price, mode: str) -> dict[str, int]:
             "caches": price.cache_bytes,
             "inputs": price.input_bytes,
             "outputs": price.output_bytes,
+            **({"workspace": price.workspace_bytes} if price.workspace_bytes else {}),
         }
     return {
         "parameters": price.parameter_bytes,
@@ -200,7 +208,7 @@ def _memory_by_kind(price: Price, mode: str) -> dict[str, int]:
         "optimizer": price.optimizer_bytes,
         "activations": price.activation_bytes,
         **({"unsharded": price.unsharded_bytes} if price.unsharded_bytes else {}),
-        "workspace": 0,
+        "workspace": price.workspace_bytes,
     }
 
 
@@ -213,7 +221,12 @@ def _tokens(program: Program) -> int | None:
 def _certificate(result: SearchResult, price: Price, options: PlanOptions) -> Certificate:
     objective = options.objective
     proof = proof_entries(result.leaves)
-    lagrangian = lagrangian_bound(proof, result.objective_ns)
+    if result.pipeline is not None:
+        stages = result.pipeline.num_stages
+        result = replace(result, objective_ns=price.objective_ns, bound_ns=-(-result.bound_ns // stages))
+        lagrangian = lagrangian_bound(proof, result.objective_ns, stages)
+    else:
+        lagrangian = lagrangian_bound(proof, result.objective_ns)
     bound = max(result.bound_ns, lagrangian)
     gap = gap_basis_points(result.objective_ns, bound)
     training, statistics = result.decisions.mode == "train", result.statistics
@@ -231,6 +244,8 @@ def _certificate(result: SearchResult, price: Price, options: PlanOptions) -> Ce
         proven |= {"objective_bytes": result.memory_bytes, "bound_bytes": least, "time_gap_basis_points": gap}
         proven["gap_basis_points"] = gap_basis_points(result.memory_bytes, least)
         proven["memory_proof"] = proof_entries(result.smallest.leaves)
+    if result.pipeline is not None:
+        left_out = (*left_out, *NOT_IN_PIPELINES)
     if options.cost == "volume":
         left_out = (*left_out, *NOT_IN_VOLUMES)
     return Certificate(

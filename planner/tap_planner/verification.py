@@ -161,9 +161,15 @@ def leaves_of(entries: Sequence[ProofEntry]) -> tuple[Leaf, ...]:
     )
 
 
-def lagrangian_bound(entries: Sequence[ProofEntry], objective: int) -> int:
-    """What elimination proves of the whole space, no more than the objective."""
-    return min([objective, *(entry.bound_ns for entry in entries if entry.by != "infeasible")])
+def lagrangian_bound(entries: Sequence[ProofEntry], objective: int, num_stages: int = 1) -> int:
+    """What elimination proves of the whole space, no more than the objective.
+
+    Args:
+        entries: the proof; with pipeline stages its bounds are those of all stages together.
+        objective: of the plan.
+        num_stages: stages of a pipeline.
+    """
+    return min([objective, *(-(-entry.bound_ns // num_stages) for entry in entries if entry.by != "infeasible")])
 
 
 # -- verifying ---------------------------------------------------------------------------------------------------
@@ -184,7 +190,7 @@ def verify(
         ApplyError: the plan is about another model.
         PlanFormatError: the plan holds no proof.
     """
-    from tap_planner.cluster import Cluster
+    from tap_planner.cluster import cluster_from_json
     from tap_planner.search import verify_in_memory, verify_leaves, verify_memory
 
     started = time.perf_counter()
@@ -193,7 +199,7 @@ def verify(
         raise PlanFormatError(
             "certificate.proof: the plan holds none: an older tap-plan wrote it", hint="Plan again with tap-plan."
         )
-    cluster = Cluster.from_json(document.cluster)
+    cluster = cluster_from_json(document.cluster)
     prepared = prepare(model, cluster, _options(document))
     if prepared.graph.digest != document.model.graph_digest:
         raise ApplyError(
@@ -245,8 +251,9 @@ def _claims(document: PlanDocument) -> Iterator[str]:
     certificate = document.certificate
     for claim in document.claims:
         feasible = [entry for entry in claim.proof if entry.by != "infeasible"]
-        proven = [entry.bound_ns if entry.solver_ns is None else entry.solver_ns for entry in feasible]
-        lagrangian = lagrangian_bound(claim.proof, claim.objective)
+        stages = document.pipeline.num_stages
+        proven = [-(-(e.bound_ns if e.solver_ns is None else e.solver_ns) // stages) for e in feasible]
+        lagrangian = lagrangian_bound(claim.proof, claim.objective, stages)
         if claim.lagrangian not in (None, lagrangian):
             yield f"lagrangian_bound_{claim.unit}: {claim.lagrangian}, expected {lagrangian}, the least in proof"
         bound = min([claim.objective, *proven])

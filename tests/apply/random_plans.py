@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from tap_planner.graph import Graph, Operator, ParameterRead, TensorKind
+from tap_planner.graph import Graph, Operator, ParameterRead, TensorKind, cut_in_stages
 from tap_planner.operators import lookup, rule_of
 from tap_planner.plan import (
     AxisDecision,
@@ -19,10 +21,11 @@ from tap_planner.plan import (
     OperatorDecision,
     OutputDecision,
     ParameterDecision,
+    PipelineDecision,
     RedistributionDecision,
     Region,
 )
-from tap_planner.schedule import BucketKey, assign_buckets
+from tap_planner.schedule import BucketKey, PipelineSchedule, assign_buckets
 from tap_planner.sharding import (
     PARTIAL,
     REPLICATE,
@@ -82,11 +85,19 @@ def stored_placements(read: ParameterRead, placements: Placements) -> Placements
     return tuple(result)
 
 
+def cut_at_random(graph: Graph, schedule: PipelineSchedule, seed: int) -> tuple[Graph, PipelineDecision]:
+    """A graph cut at random operators in as many chunks as a schedule has."""
+    inner = [operator.id for operator in graph.operators[1:]]
+    chosen = sorted(random.Random(seed).sample(range(len(inner)), schedule.num_virtual_stages - 1))
+    cut, chunks = cut_in_stages(graph, [graph.operators[0].id, *(inner[index] for index in chosen)])
+    return cut, PipelineDecision(chunks=chunks, schedule=schedule)
+
+
 class RandomPlan:
     """Builds random decisions about a graph (bound with the microbatch's batch).
 
     Args:
-        graph: what the plan is for.
+        graph: what the plan is for, cut in stages.
         mesh_shape: sizes of the axes.
         seed: which point of the space.
         zero: ZeRO level; None: each region's parameters have a level and axes of their own.
@@ -94,6 +105,7 @@ class RandomPlan:
         microbatches: how many.
         optimizer: ``adamw`` or ``sgd``.
         loss_kind: kind of the graph's loss.
+        pipeline: None: one stage.
     """
 
     def __init__(
@@ -107,6 +119,7 @@ class RandomPlan:
         microbatches: int = 1,
         optimizer: str = "adamw",
         loss_kind: str = "mean",
+        pipeline: PipelineDecision | None = None,
     ) -> None:
         self.graph = graph
         self.mesh_shape = mesh_shape
@@ -116,6 +129,7 @@ class RandomPlan:
         self.microbatches = microbatches
         self.optimizer = optimizer
         self.loss_kind = loss_kind
+        self.pipeline = pipeline
         self.training = graph.loss is not None
         self.hints = block_hints(graph)
 
@@ -142,7 +156,12 @@ class RandomPlan:
             redistributions=self._redistributions(operators, parameters),
             buckets=buckets,
             regions=regions,
+            pipeline=self.pipeline,
         )
+
+    def _chunk_of(self, index: int) -> int:
+        """The chunk that an operator lies in."""
+        return 0 if self.pipeline is None else bisect.bisect_right(self.pipeline.chunks, index) - 1
 
     def _needed(self, operator: Operator) -> tuple[bool, ...]:
         if not any(self.graph.tensors[name].requires_gradient for name in operator.outputs):
@@ -204,7 +223,21 @@ class RandomPlan:
             if begin < end:
                 again = self.recompute if number < 2 and self.training else "none"
                 regions.append(Region(operators=tuple(ids[begin:end]), run=None, occurrence=0, recompute=again))
-        return tuple(regions)
+        return self._within_chunks(regions)
+
+    def _within_chunks(self, regions: Sequence[Region]) -> tuple[Region, ...]:
+        """Regions, cut where chunks begin."""
+        if self.pipeline is None:
+            return tuple(regions)
+        found: list[Region] = []
+        begin = 0
+        for region in regions:
+            chunks = [self._chunk_of(begin + position) for position in range(len(region.operators))]
+            for chunk in dict.fromkeys(chunks):
+                inside = tuple(name for name, own in zip(region.operators, chunks, strict=True) if own == chunk)
+                found.append(replace(region, operators=inside))
+            begin += len(region.operators)
+        return tuple(found)
 
     def _mixed_regions(self, ids: list[str]) -> tuple[Region, ...]:
         """What lies first, four occurrences of a run with settings of their own, and what lies last."""
@@ -222,7 +255,7 @@ class RandomPlan:
                     recompute=self.random.choice(settings) if inside else "none",
                 )
             )
-        return tuple(regions)
+        return self._within_chunks(regions)
 
     def _zero_settings(self, num_regions: int) -> list[tuple[int, set[int]]]:
         """Per region ZeRO level and the axes over which it may shard."""
@@ -234,13 +267,18 @@ class RandomPlan:
             for _ in range(num_regions)
         ]
 
-    def _key(self, axes: tuple[int, ...], dtype: str, region: int, setting: tuple[int, set[int]]) -> BucketKey | None:
+    def _key(
+        self, axes: tuple[int, ...], dtype: str, region: int, setting: tuple[int, set[int]], chunks: tuple[int, ...]
+    ) -> BucketKey | None:
         if not axes:
             return None
         level, over = setting
+        if len(chunks) > 1:
+            level = min(level, 1)
         zero_axes = tuple(axis for axis in axes if axis in over) if level else ()
         level = level if zero_axes else 0
-        group = region if level >= 2 else None
+        stages = None if self.pipeline is None else tuple(sorted({*map(self.pipeline.stage_of, chunks)}))
+        group = region if level >= 2 else stages
         return BucketKey(axes=axes, dtype=dtype, zero_level=level, zero_axes=zero_axes, group=group)
 
     def _parameters(
@@ -248,11 +286,13 @@ class RandomPlan:
     ) -> tuple[tuple[ParameterDecision, ...], tuple[BucketDecision, ...]]:
         region_of = {name: number for number, region in enumerate(regions) for name in region.operators}
         uses: dict[str, list[tuple[OperandDecision, ParameterRead, int]]] = {}
-        for operator in operators:
+        chunks: dict[str, set[int]] = {}
+        for index, operator in enumerate(operators):
             for operand in operator.inputs:
                 read = None if operand is None else self.graph.tensors[operand.tensor].read
                 if operand is not None and read is not None:
                     uses.setdefault(read.parameter, []).append((operand, read, region_of[operator.id]))
+                    chunks.setdefault(read.parameter, set()).add(self._chunk_of(index))
         rows = []
         for parameter in self.graph.parameters:
             trainable = parameter.trainable and self.training
@@ -263,7 +303,9 @@ class RandomPlan:
         settings = self._zero_settings(len(regions))
         first = [uses[row[0].name][0][2] if row[0].name in uses else 0 for row in rows]
         keys = [
-            self._key(axes, parameter.type.dtype, region, settings[region])
+            self._key(
+                axes, parameter.type.dtype, region, settings[region], tuple(sorted(chunks.get(parameter.name, {0})))
+            )
             for (parameter, _, _, axes, _, _), region in zip(rows, first, strict=True)
         ]
         numbers = assign_buckets(keys, [row[4] for row in rows], capacity=500)

@@ -113,5 +113,5 @@ def test_what_the_plan_says_of_caches() -> None:
     model = DATA / "hm_llama3_8b_decode_8l.onnx"
     predicted = api.make_plan(PlanRequest(model=model, cluster="1x8:h100-sxm5-80gb", options=options)).predicted
     assert predicted.tokens == 1
-    assert list(predicted.memory_bytes) == ["parameters", "caches", "inputs", "outputs"]
+    assert list(predicted.memory_bytes) == ["parameters", "caches", "inputs", "outputs", "workspace"]
     assert predicted.memory_bytes["caches"] == 2 * 8 * 131072 * 128 * 2

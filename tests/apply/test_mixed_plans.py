@@ -143,11 +143,11 @@ class Watching(StepExecutor):
         match instruction:
             case Compute(phase=Phase.BACKWARD) if not self._at_the_end:
                 self._at_the_end = True
-                self.seen.held = self._values.held()
+                self.seen.held = self._state.values.held()
                 self.seen.alive = {
                     memory.cdata for made in self.seen.made.values() for memory in made if not memory.expired()
                 }
-                lasting = (*self.seen.held.values(), *self._results.values())
+                lasting = (*self.seen.held.values(), *self._state.results.values())
                 self.seen.memory = {StorageWeakRef(parts[0].untyped_storage()).cdata for parts in lasting}
             case _:
                 pass
@@ -155,7 +155,7 @@ class Watching(StepExecutor):
         match instruction:
             case Compute(phase=Phase.FORWARD, operator=index):
                 outputs = self._decisions.operators[index].outputs
-                parts = [self._values.get(o.tensor)[0] for o in outputs]
+                parts = [self._state.values.get(o.tensor)[0] for o in outputs]
                 self.seen.made[index] = [StorageWeakRef(part.untyped_storage()) for part in parts if part.numel()]
             case GatherParameters(phase=Phase.FORWARD, bucket=bucket):
                 name = self._decisions.buckets[bucket].parameters[0]

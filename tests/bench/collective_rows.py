@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tap_planner.calibration import MeasuredCluster, MeasuredCollective
-from tap_planner.cluster import TRANSPORTS, Cluster, Mesh, MeshAxis, catalogue_entry, load_cluster, with_usual_paces
+from tap_planner.cluster import (
+    TRANSPORTS,
+    Cluster,
+    Mesh,
+    MeshAxis,
+    catalogue_entry,
+    cluster_to_json,
+    load_cluster,
+    with_usual_paces,
+)
 
 DATA = Path(__file__).parent.parent / "data" / "measurements"
 """Copies of the rows, with their sources."""
@@ -52,7 +61,7 @@ def by_system(rows: Sequence[Row]) -> dict[str, tuple[MeasuredCluster, ...]]:
     """Per system its clusters (subsets of nodes are clusters of their own), each with its rows by size."""
     grouped: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        grouped.setdefault(row.system, {}).setdefault(str(row.cluster.to_json()), []).append(row)
+        grouped.setdefault(row.system, {}).setdefault(str(cluster_to_json(row.cluster)), []).append(row)
     return {
         system: tuple(
             MeasuredCluster(

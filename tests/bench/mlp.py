@@ -79,8 +79,8 @@ class _ByDegrees(RandomPlan):
         elif operator.type == "Relu" and int(operator.id[1:]) % 2 == 0:
             tensor = Choice("factor", names["d1"])
         batch = names.get("m", names.get("d0"))
-        assert batch is not None
-        strategy = make_strategy(operator.signature, rule, (Choice("factor", batch), tensor), self.mesh_shape)
+        data = Choice("none") if batch is None else Choice("factor", batch)  # one sample is no factor
+        strategy = make_strategy(operator.signature, rule, (data, tensor), self.mesh_shape)
         assert strategy is not None, operator.id
         return strategy
 

@@ -50,6 +50,30 @@ def test_cluster(capsys: Capture) -> None:
     assert "80.00 GiB" in out
 
 
+def test_bandwidths_by_group_size(tmp_path: Path, capsys: Capture) -> None:
+    """Bandwidths that depend on the size of a group are listed, of rings and all-to-all apart, and the host's."""
+    path = tmp_path / "cluster.yaml"
+    links = "{host_bandwidth: 40 GB/s, group_bandwidths: {2: 25 GB/s, 8: 150 GB/s}, exchange_bandwidths: {8: 10 GB/s}}"
+    path.write_text(f"device: v100-sxm2-32gb\nnodes: 2\ndevices_per_node: 8\nintra_node: {links}\n")
+    assert _run("--cluster", str(path)) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    start = lines.index("Level node: bandwidth by group size")
+    assert lines[start + 1 : start + 6] == [
+        "devices along bandwidth",
+        "2 rings 25 GB/s",
+        "8 rings 150 GB/s",
+        "8 all-to-all 10 GB/s",
+        "all through the host 40 GB/s",
+    ]
+    assert "Level network: bandwidth by group size" not in lines
+
+
+def test_no_bandwidths_by_group_size(capsys: Capture) -> None:
+    """Where one bandwidth holds for all groups there is no such table."""
+    assert _run("--cluster", "4x8:h100-sxm5-80gb") == 0
+    assert "by group size" not in capsys.readouterr().out
+
+
 def test_nothing_to_show(capsys: Capture) -> None:
     """Without a plan or a cluster there is nothing to do."""
     assert _run() == 2

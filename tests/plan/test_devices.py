@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tap_planner.cluster import parse_cluster
+from tap_planner.cluster import cluster_to_json, parse_cluster
 from tap_planner.errors import PlanFormatError
 from tap_planner.graph import BindOptions, Graph, bind, load_model
 from tap_planner.plan import (
@@ -106,7 +106,7 @@ node_groups:
   - {name: b, nodes: 2, devices_per_node: 1, device: l4}
 reserved_memory: 4 GiB
 """
-    unlike = replace(document, cluster=parse_cluster(text, file="c.yaml").to_json())
+    unlike = replace(document, cluster=cluster_to_json(parse_cluster(text, file="c.yaml")))
     assert [(k.group, k.device, k.num_devices, k.limit_bytes >> 30) for k in device_kinds(unlike)] == [
         ("a", "a100-sxm4-80gb", 2, 76),
         ("b", "l4", 2, 20),
@@ -155,7 +155,7 @@ node_groups:
   - {name: slow, nodes: 1, devices_per_node: 2, device: l4}
   - {name: fast, nodes: 2, devices_per_node: 2, device: a100-sxm4-80gb}
 """
-    cluster = parse_cluster(text, file="c.yaml").to_json()
+    cluster = cluster_to_json(parse_cluster(text, file="c.yaml"))
     mesh = replace(document.mesh, ranks=((1, 0), (1, 1), (2, 0), (2, 1)))
     (kind,) = device_kinds(replace(document, cluster=cluster, mesh=mesh))
     assert (kind.group, kind.num_devices, kind.memory_bytes >> 30) == ("fast", 4, 80)

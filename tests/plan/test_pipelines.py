@@ -12,12 +12,15 @@ from tap_planner.graph import BindOptions, Graph, LossOptions, bind
 from tap_planner.operators import TRANSFER
 from tap_planner.plan import (
     Decisions,
+    PlanDocument,
     canonical_decisions,
     cut_decisions,
     expand,
     from_text,
+    row_major_ranks,
     stage_starts,
     to_text,
+    with_digests,
 )
 from tap_planner.schedule import PipelineSchedule, make_schedule
 from tests.apply.random_plans import RandomPlan
@@ -61,13 +64,20 @@ def reads_of(graph: Graph) -> dict[str, str]:
     return {name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None}
 
 
+def document_of(graph: Graph, decisions: Decisions) -> PlanDocument:
+    """A document with as many ranks as all stages have."""
+    document = make_document(decisions, reads_of(graph))
+    mesh = replace(document.mesh, ranks=row_major_ranks((decisions.num_stages, 2, 2)))
+    return with_digests(replace(document, mesh=mesh))
+
+
 @pytest.mark.parametrize("kind", SCHEDULES, ids=lambda kind: kind[0])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_is_read_again(name: str, kind: tuple[str, int, int, int]) -> None:
     """Document and text hold all decisions: cuts, schedule, transfers, and what each stage has of the rest."""
     for seed in range(2):
         graph, decisions = cut(name, kind, seed)
-        document = make_document(decisions, reads_of(graph))
+        document = document_of(graph, decisions)
         assert expand(document) == canonical_decisions(decisions, reads_of(graph))
         assert from_text(to_text(document)) == document
         starts = list(stage_starts(document.pipeline))
@@ -99,7 +109,7 @@ def test_an_order_of_the_users() -> None:
     assert decisions.pipeline is not None
     schedule = replace(decisions.pipeline.schedule, name="mine")
     decisions = replace(decisions, pipeline=replace(decisions.pipeline, schedule=schedule))
-    document = make_document(decisions, reads_of(graph))
+    document = document_of(graph, decisions)
     assert len(document.pipeline.order) >= 2
     assert expand(from_text(to_text(document))) == canonical_decisions(decisions, reads_of(graph))
 
@@ -114,7 +124,7 @@ def test_an_order_of_the_users() -> None:
 def test_damaged_stages_are_refused(change: dict[str, object], message: str) -> None:
     """Stages that do not fit the operators or the schedule are named."""
     graph, decisions = cut("gpt2_tiny", SCHEDULES[1], 0)
-    document = make_document(decisions, reads_of(graph))
+    document = document_of(graph, decisions)
     stages = [replace(stage) for stage in document.pipeline.stages]
     stages[1] = replace(stages[1], **change)  # type: ignore[arg-type]
     damaged = replace(document, pipeline=replace(document.pipeline, stages=tuple(stages)))

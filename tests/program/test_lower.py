@@ -16,12 +16,16 @@ from tap_planner.program import (
     ForgetParameters,
     GatherParameters,
     GatherUpdated,
+    Instruction,
+    Part,
     Phase,
     Program,
+    Receive,
     Redistribute,
     ReduceGradients,
     ReduceShards,
     Release,
+    Send,
     UpdateParameters,
     lower,
 )
@@ -133,6 +137,51 @@ class Rank:
             assert operand is None or self.has(operand), (decision.id, operand)
         self.made |= {output.tensor for output in decision.outputs}
 
+    def compute_gradients(self, index: int, part: Part) -> None:
+        """Run a part of an operator's backward."""
+        operator, decision = self.program.graph.operators[index], self.decisions.operators[index]
+        needed = tuple(
+            o is not None
+            and o.gradient is not None
+            and (part is Part.ALL or (self.tensors[o.tensor].read is not None) is (part is Part.PARAMETERS))
+            for o in decision.inputs
+        )
+        assert any(needed)
+        inputs, outputs = kept_for_backward(lookup(operator.type), needed)
+        kept = [decision.inputs[position] for position in inputs]
+        assert all(operand is None or self.has(operand) for operand in kept), decision.id
+        assert all(decision.outputs[position].tensor in self.made for position in outputs), decision.id
+
+    def run(self, instruction: Instruction) -> None:
+        """Run an instruction, which finds what it reads."""
+        match instruction:
+            case Compute(phase=Phase.BACKWARD, operator=index, part=part):
+                self.compute_gradients(index, part)
+            case Compute(operator=index):
+                self.compute(index)
+            case Redistribute(phase=phase, redistribution=edge) if phase is not Phase.BACKWARD:
+                assert self.source_is_there(edge)
+                self.copies.add(edge)
+            case Send(phase=Phase.FORWARD, operator=index):
+                (operand,) = self.decisions.operators[index].inputs
+                assert operand is not None and self.has(operand)
+            case Receive(phase=Phase.FORWARD, operator=index):
+                self.made.add(self.decisions.operators[index].outputs[0].tensor)
+            case GatherParameters(bucket=bucket):
+                assert bucket not in self.gathered
+                self.gathered.add(bucket)
+            case ForgetParameters(bucket=bucket):
+                self.gathered.remove(bucket)
+            case Release():
+                self.release(instruction)
+            case _:
+                pass
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held."""
+        return not (self.made or self.copies or self.gathered)
+
 
 @everywhere
 def test_operands_are_there(program: Key) -> None:
@@ -141,29 +190,8 @@ def test_operands_are_there(program: Key) -> None:
     for lowered in programs(*program):
         rank = Rank(lowered)
         for instruction in lowered.microbatch:
-            match instruction:
-                case Compute(phase=Phase.BACKWARD, operator=index):
-                    operator, decision = lowered.graph.operators[index], lowered.decisions.operators[index]
-                    needed = tuple(o is not None and o.gradient is not None for o in decision.inputs)
-                    inputs, outputs = kept_for_backward(lookup(operator.type), needed)
-                    kept = [decision.inputs[position] for position in inputs]
-                    assert all(operand is None or rank.has(operand) for operand in kept), decision.id
-                    assert all(decision.outputs[position].tensor in rank.made for position in outputs), decision.id
-                case Compute(operator=index):
-                    rank.compute(index)
-                case Redistribute(phase=phase, redistribution=edge) if phase is not Phase.BACKWARD:
-                    assert rank.source_is_there(edge)
-                    rank.copies.add(edge)
-                case GatherParameters(bucket=bucket):
-                    assert bucket not in rank.gathered
-                    rank.gathered.add(bucket)
-                case ForgetParameters(bucket=bucket):
-                    rank.gathered.remove(bucket)
-                case Release():
-                    rank.release(instruction)
-                case _:
-                    pass
-        assert not (rank.made or rank.copies or rank.gathered)
+            rank.run(instruction)
+        assert rank.is_empty
 
 
 @everywhere

@@ -205,8 +205,9 @@ def _run(price: Price) -> tuple[int, int]:
 
 
 def _stored(price: Price) -> tuple[int, int]:
-    """(ns, bytes) of what is stored, and of keeping it up to date."""
+    """(ns, bytes) of what is stored, and of keeping it up to date; with what communication takes."""
     memory = price.parameter_bytes + price.gradient_bytes + price.optimizer_bytes + price.unsharded_bytes
+    memory += price.workspace_bytes
     return price.gradient_ns + price.optimizer_ns, memory
 
 

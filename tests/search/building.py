@@ -48,10 +48,10 @@ MESHES = {
 
 @cache
 def cluster_of(shape: tuple[int, ...]) -> Cluster:
-    """A100s for a mesh, whose launches are so short that the sizes of small graphs still count."""
+    """A100s for a mesh, whose launches and communicators are so small that the sizes of small graphs still count."""
     cluster = load_cluster(f"{MESHES[shape][0]}:a100-sxm4-80gb")
     device = replace(cluster.device, launch_ns=5, backward_launch_ns=20)
-    return replace(cluster, device=device)
+    return replace(cluster, device=device, collective_buffers_bytes=1000)
 
 
 def make_model(

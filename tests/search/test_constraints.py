@@ -27,6 +27,8 @@ from tap_planner.search import (
 )
 from tap_planner.sharding import block_hints, enumerate_strategies
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 DATA = Path(__file__).parents[1] / "data"
 GPT = "hm_gpt_tiny"
 

@@ -19,6 +19,8 @@ from tap_planner.processes import use_processes
 from tap_planner.search import lanes, search
 from tap_planner.search.lane import Lane
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 DATA = Path(__file__).parents[1] / "data"
 TIGHT = 250_000
 

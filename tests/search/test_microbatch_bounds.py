@@ -18,6 +18,8 @@ from tap_planner.search.enumeration import SearchSpace
 from tap_planner.search.terms import UNREACHABLE
 from tap_planner.sharding import Strategy
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 DATA = Path(__file__).parents[1] / "data"
 NO_SEQUENCE = ("dlrm_tiny", "gshard_moe_tiny", "resnet_small", "unet_tiny", "vit_tiny")
 MODELS = (

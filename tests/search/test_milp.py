@@ -135,6 +135,8 @@ class StrategyProgram:
         self.graph: Graph = model.graph
         self.regions = regions_of(model, costed.configuration)
         self.program = Program()
+        self.workspace_bytes = costed.workspace_bytes
+        """The same for every assignment."""
         self._copies: dict[tuple[str, int], int] = {}
         (self.zero,) = (zero.level for zero in costed.configuration.settings.zeros)
         self.chosen = [self._operator(index, *own_costs(costed, index)) for index in range(model.num_operators)]
@@ -278,7 +280,8 @@ class StrategyProgram:
 
     def solve(self, *, memory: bool = False, limit_bytes: int | None = None) -> Assignment:
         """The strategies of the optimum."""
-        values = self.program.solve(memory=memory, limit_bytes=limit_bytes)
+        left = None if limit_bytes is None else limit_bytes - self.workspace_bytes
+        values = self.program.solve(memory=memory, limit_bytes=left)
         return Assignment(operators=tuple(int(np.argmax(values[c])) for c in self.chosen), parameters={})
 
 

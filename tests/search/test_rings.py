@@ -20,6 +20,8 @@ from tests.search.building import cluster_of, configuration_of, make_model, prog
 from tests.search.models import model_file
 from tests.search.test_exactness import check_with_limit, check_without_limit
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 _ATTENTION = """<ir_version: 10, opset_import: ["" : 23]>
 g (float[batch, {length}, {width}] x) => (float[batch, {length}, {width}] y) {{
     q = Mul(x, w)

@@ -44,6 +44,8 @@ from tests.search.brute_force import enumerate_all
 from tests.search.building import free_configuration, make_model, random_assignments
 from tests.search.models import Nodes, bound, decoder, model_file
 
+pytestmark = pytest.mark.usefixtures("without_buffers")
+
 Row = tuple[str, tuple[int, ...], tuple[int, ...]]
 """Tensor, key, parts."""
 MODEL = DATA / "hm_gpt_tiny.onnx"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from tap_planner.cost import CollectiveModel, ComputeModel
 from tap_planner.graph import BindOptions, Graph, LossOptions, bind
 from tap_planner.operators import kept_for_backward, record_of
 from tap_planner.plan import Decisions, ParameterDecision
-from tap_planner.program import Compute, Phase, Program, instruction_collectives, lower
+from tap_planner.program import Compute, Instruction, Phase, Program, instruction_collectives, lower
 from tap_planner.schedule import BUCKET_ELEMENTS, rerun_operators
 from tap_planner.sharding import local_shape
 from tap_planner.simulate import Price, price_program
@@ -138,7 +139,7 @@ def test_unsharded_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             price = priced(name, (2, 2), decisions)
             assert price.unsharded_bytes == expected
             parts = price.parameter_bytes + price.gradient_bytes + price.optimizer_bytes + price.activation_bytes
-            assert price.memory_bytes == parts + expected
+            assert price.memory_bytes == parts + expected + price.workspace_bytes
             found += expected > 0
     assert found > 2
 
@@ -148,9 +149,15 @@ def without_recompute(decisions: Decisions) -> Decisions:
     return replace(decisions, regions=tuple(replace(region, recompute="none") for region in decisions.regions))
 
 
+def only(program: Program, instructions: Iterable[Instruction]) -> Program:
+    """A Program that does this for a microbatch, and nothing else."""
+    chunk = replace(program.chunks[0], forward=tuple(instructions), backward=(), weights=())
+    return replace(program, chunks=(chunk,), steps=((),))
+
+
 def forward_ns(program: Program, shape: tuple[int, ...], operators: list[int]) -> int:
     """Forward time of some operators in a microbatch."""
-    alone = replace(program, microbatch=tuple(Compute(Phase.FORWARD, index) for index in operators), step=())
+    alone = only(program, (Compute(Phase.FORWARD, index) for index in operators))
     return price_program(alone, cluster_of(shape)).compute_ns // MICROBATCHES
 
 
@@ -209,15 +216,11 @@ def test_selective_recompute_repeats_what_the_cut_says(name: str) -> None:
         program = lower(graph, decisions)
         assert price.compute_ns - plain.compute_ns == MICROBATCHES * forward_ns(program, shape, again)
         inside = sum(
-            collective_ns(replace(program, microbatch=(Compute(Phase.RECOMPUTE, index),)), shape, Phase.RECOMPUTE)
-            for index in again
+            collective_ns(only(program, [Compute(Phase.RECOMPUTE, index)]), shape, Phase.RECOMPUTE) for index in again
         )
         edges = repeated_edges(name, decisions)
         repeated += len(edges)
-        moved = replace(
-            program,
-            microbatch=tuple(i for i in program.microbatch if getattr(i, "redistribution", None) in edges),
-        )
+        moved = only(program, (i for i in program.microbatch if getattr(i, "redistribution", None) in edges))
         expected = MICROBATCHES * (inside + collective_ns(moved, shape, Phase.FORWARD))
         assert price.communication_ns - plain.communication_ns == expected
     assert repeated > 0

@@ -1,7 +1,8 @@
 """Program -> torch: runs a plan, in lockstep or with one process per rank, and verifies it."""
 
 from tap_planner.apply.communicator import Communicator, Issued, RecordingCommunicator
-from tap_planner.apply.executor import StepExecutor, StepResult
+from tap_planner.apply.executor import StepExecutor, run_stages
+from tap_planner.apply.in_flight import StepResult
 from tap_planner.apply.inputs import load_inputs, synthetic_inputs
 from tap_planner.apply.jobs import ApplyJob, ApplyResult, run_job
 from tap_planner.apply.launch import run_task
@@ -46,6 +47,7 @@ __all__ = [
     "measure_steps",
     "random_part",
     "run_job",
+    "run_stages",
     "run_task",
     "synthetic_inputs",
     "verify_program",

@@ -2,6 +2,8 @@
 
 ``LockstepCommunicator`` holds every rank of the mesh, ``ProcessGroupCommunicator`` one of them. Everything above works
 on lists and does not know which of the two runs it.
+
+A communicator is that of one pipeline stage, whose ranks are a mesh of their own. Ranks count stage by stage.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,8 +35,29 @@ Bundle = tuple[Tensor, ...]
 """Tensors that go together."""
 
 
+Each = TypeVar("Each")
+"""What a rank has to say."""
+
+
+class Form(NamedTuple):
+    """What a tensor is."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class Communicator(Protocol):
-    """The collectives that a plan may ask for."""
+    """The collectives that a plan may ask for, and what goes between pipeline stages."""
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage that the ranks belong to."""
+        ...
+
+    @property
+    def stages(self) -> Sequence[Communicator]:
+        """The communicators of all stages of which this process holds ranks."""
+        ...
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
@@ -43,7 +66,7 @@ class Communicator(Protocol):
 
     @property
     def ranks(self) -> tuple[Coordinates, ...]:
-        """Coordinates of the ranks held by this process."""
+        """Coordinates of the ranks of the stage that this process holds."""
         ...
 
     @property
@@ -80,10 +103,35 @@ class Communicator(Protocol):
         """
         ...
 
-    def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
-        """The parts of all ranks of the mesh in rank order, on the process that holds rank 0; None elsewhere.
+    def send(self, parts: Sequence[Tensor], stage: int) -> None:
+        """Each rank sends a tensor to the rank of another stage at the same coordinates, and does not wait."""
+        ...
+
+    def receive(self, forms: Sequence[Form], stage: int) -> Parts:
+        """What the ranks of another stage at the same coordinates sent, in the order in which they sent it.
+
+        Args:
+            forms: of the tensors, per rank.
+            stage: who sent them.
+        """
+        ...
+
+    def may_receive(self, stage: int) -> bool:
+        """Whether ``receive`` has something, or waits until it has: False where the other stage runs in this process
+        and has sent nothing more yet."""
+        ...
+
+    def finish_sends(self) -> None:
+        """Wait until all that was sent has been received."""
+        ...
+
+    def collect(self, values: Sequence[Each]) -> list[Each] | None:
+        """What all ranks of all stages have to say, in rank order, on the process that holds rank 0; None elsewhere.
 
         For comparing and reporting only; it belongs to no plan and is never counted.
+
+        Args:
+            values: per rank that this process holds, of all stages; they can be sent to other processes.
         """
         ...
 
@@ -145,6 +193,16 @@ class RecordingCommunicator:
         """Per rank of this process."""
 
     @property
+    def stage(self) -> int:
+        """See ``Communicator.stage``."""
+        return self.inner.stage
+
+    @property
+    def stages(self) -> Sequence[Communicator]:
+        """See ``Communicator.stages``; what goes through those is not kept."""
+        return self.inner.stages
+
+    @property
     def mesh_shape(self) -> tuple[int, ...]:
         """Sizes of the mesh axes."""
         return self.inner.mesh_shape
@@ -195,9 +253,29 @@ class RecordingCommunicator:
         self._record_counts("ring_exchange", axes, [bundle[0] for bundle in parts], counts)
         return self.inner.ring_exchange(parts, axes)
 
-    def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
+    def send(self, parts: Sequence[Tensor], stage: int) -> None:
+        """See ``Communicator.send``; not kept by itself (``record``)."""
+        self.inner.send(parts, stage)
+
+    def receive(self, forms: Sequence[Form], stage: int) -> Parts:
+        """See ``Communicator.receive``."""
+        return self.inner.receive(forms, stage)
+
+    def may_receive(self, stage: int) -> bool:
+        """See ``Communicator.may_receive``."""
+        return self.inner.may_receive(stage)
+
+    def finish_sends(self) -> None:
+        """See ``Communicator.finish_sends``."""
+        self.inner.finish_sends()
+
+    def collect(self, values: Sequence[Each]) -> list[Each] | None:
         """See ``Communicator.collect``."""
-        return self.inner.collect(parts)
+        return self.inner.collect(values)
+
+    def record(self, kind: str, parts: Sequence[Tensor]) -> None:
+        """Keep a collective along the pipeline, which is made of sends."""
+        self._record(kind, (), parts, 1)
 
     def _record(self, kind: str, axes: Axes, parts: Sequence[Tensor], factor: int) -> None:
         self._record_counts(kind, axes, parts, [part.numel() * factor for part in parts])

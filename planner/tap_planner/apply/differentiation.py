@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-Renewed = Mapping[int, Callable[[], Tensor]]
-"""Per position of an operand that is made again until backward, how to get at it then."""
+Renewed = Mapping[int, Callable[[], Tensor | None]]
+"""Per position of an operand that is made again until backward, how to get at it then; None where it is not there, as
+the gradients that are made do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,20 @@ def run_recorded(
     return tuple(output.detach() for output in outputs), record
 
 
-def product(record: OperatorRecord, positions: Sequence[int], seeds: Sequence[Tensor | None]) -> list[Tensor]:
-    """Vector-Jacobian product of one operator on one rank: gradients of the operands at ``positions``."""
+def product(
+    record: OperatorRecord, positions: Sequence[int], seeds: Sequence[Tensor | None], *, keep: bool = False
+) -> list[Tensor]:
+    """Vector-Jacobian product of one operator on one rank.
+
+    Args:
+        record: of its forward.
+        positions: of which operands.
+        seeds: gradients of the outputs.
+        keep: whether other operands follow, so that what torch has saved must stay.
+
+    Returns:
+        Gradients of the operands at ``positions``.
+    """
     operands = [record.operands[position] for position in positions]
     pairs = [
         (output, seed)
@@ -72,7 +85,8 @@ def product(record: OperatorRecord, positions: Sequence[int], seeds: Sequence[Te
     if not pairs:
         return [torch.zeros_like(like, memory_format=torch.contiguous_format) for _, like in operands]
     outputs, weights = zip(*pairs, strict=True)
-    gradients = torch.autograd.grad(outputs, [edge for edge, _ in operands], weights, allow_unused=True)
+    edges = [edge for edge, _ in operands]
+    gradients = torch.autograd.grad(outputs, edges, weights, retain_graph=keep, allow_unused=True)
     return [
         torch.zeros_like(like, memory_format=torch.contiguous_format) if gradient is None else gradient
         for (_, like), gradient in zip(operands, gradients, strict=True)
@@ -99,6 +113,8 @@ class _Later:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    like: Tensor
+    """An empty one."""
 
 
 def _looked_up(operands: Sequence[Tensor | None], renewed: Renewed) -> AbstractContextManager[None]:
@@ -113,12 +129,15 @@ def _looked_up(operands: Sequence[Tensor | None], renewed: Renewed) -> AbstractC
         position = places.get(_memory(saved)) if saved.numel() else None
         if position is None:
             return saved
-        return _Later(position, tuple(saved.shape), saved.stride(), int(saved.storage_offset()))
+        return _Later(position, tuple(saved.shape), saved.stride(), int(saved.storage_offset()), saved.new_empty(0))
 
     def unpack(packed: Tensor | _Later) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        return renewed[packed.position]().as_strided(packed.size, packed.stride, packed.offset)
+        value = renewed[packed.position]()
+        if value is None:
+            return packed.like.new_zeros(()).expand(packed.size)
+        return value.as_strided(packed.size, packed.stride, packed.offset)
 
     return saved_tensors_hooks(pack, unpack)
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tap_planner.apply.clock import now_ns
-from tap_planner.apply.communicator import Communicator, RecordingCommunicator
-from tap_planner.apply.executor import StepExecutor, StepResult
+from tap_planner.apply.communicator import Communicator
+from tap_planner.apply.executor import run_stages
+from tap_planner.apply.in_flight import StepResult
 from tap_planner.apply.inputs import load_inputs, synthetic_inputs
 from tap_planner.apply.operators import CustomFunctions, check_executable, load_custom_operators
-from tap_planner.apply.optimizer import make_optimizer
-from tap_planner.apply.parameters import ParameterStore
 from tap_planner.apply.placing import assemble
+from tap_planner.apply.values import output_placement
 from tap_planner.apply.verify import VerificationReport, microbatch_dim, verify_program
 from tap_planner.apply.weights import RandomWeights, StoredWeights, WeightSource
+from tap_planner.apply.workers import Worker, make_workers
 from tap_planner.errors import ApplyError
 from tap_planner.graph import BindOptions, Graph, ModelFile, WeightReader, bind, load_model
 from tap_planner.plan import Decisions
-from tap_planner.program import Program, lower
+from tap_planner.program import Program, lower_plan
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """What floats are computed in, by precision."""
@@ -56,23 +56,25 @@ class ApplyJob:
     custom_ops: tuple[Path, ...] = ()
     """Python files with torch functions of the user's; every process runs their code."""
     devices: tuple[int, ...] = ()
-    """Number of each rank's device among those of the cluster; empty where the mesh uses all, in order."""
+    """Number of each rank's device among those of the cluster; empty where the plan uses all, in order."""
     num_devices: int | None = None
-    """Devices of the cluster, as many processes may there be; None: those of the mesh."""
+    """Devices of the cluster, as many processes may there be; None: those of the plan."""
 
     def members(self, world: int) -> tuple[int, ...]:
-        """The process that holds each rank of the mesh, of ``world`` processes: the one on the rank's device where
+        """The process that holds each rank, of ``world`` processes: the one on the rank's device where
         there is one process for each device of the cluster, else the first ones; the others are idle.
 
         Raises:
             ApplyError: there are too few processes, or more than devices.
         """
-        ranks = math.prod(self.decisions.mesh_shape)
+        ranks, stages = self.decisions.num_ranks, self.decisions.num_stages
         most = self.num_devices or ranks
         if not ranks <= world <= most:
-            shown = "x".join(map(str, self.decisions.mesh_shape))
+            shown = f"mesh {'x'.join(map(str, self.decisions.mesh_shape))}"
+            if stages > 1:
+                shown = f"{stages} stages of {shown}"
             raise ApplyError(
-                f"the plan's mesh {shown} has {ranks} ranks, got {world} processes",
+                f"the plan's {shown} {'have' if stages > 1 else 'has'} {ranks} ranks, got {world} processes",
                 hint=f"start {ranks}{f' to {most}' if most > ranks else ''} processes, or none to emulate them",
             )
         return self.devices if self.devices and world == most else tuple(range(ranks))
@@ -86,7 +88,8 @@ class ApplyResult:
     """Whether the process holds rank 0."""
     num_ranks: int
     losses: tuple[float, ...]
-    """Per step; empty in inference and when verifying."""
+    """Per step; empty in inference, when verifying, and on processes that hold neither rank 0 nor a rank of the stage
+    that makes the loss."""
     num_collectives: int
     """Collectives that rank 0 issued in all steps."""
     report: VerificationReport | None
@@ -97,9 +100,10 @@ class ApplyResult:
 
 
 def idle_result(job: ApplyJob) -> ApplyResult:
-    """What a process has to say that holds no rank of the mesh."""
-    ranks = math.prod(job.decisions.mesh_shape)
-    return ApplyResult(holds_first=False, num_ranks=ranks, losses=(), num_collectives=0, report=None, outputs=())
+    """What a process has to say that holds no rank."""
+    return ApplyResult(
+        holds_first=False, num_ranks=job.decisions.num_ranks, losses=(), num_collectives=0, report=None, outputs=()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +148,7 @@ def prepare(job: ApplyJob) -> Prepared:
     if microbatches > 1:
         part = bind(model, replace(job.options, batch=whole.batch // microbatches))
     weights = RandomWeights(whole, job.seed) if job.random_weights else _stored_weights(model, whole)
-    return Prepared(program=lower(part, job.decisions), whole=whole, weights=weights, custom=custom)
+    return Prepared(program=lower_plan(part, job.decisions), whole=whole, weights=weights, custom=custom)
 
 
 def _stored_weights(model: ModelFile, graph: Graph) -> StoredWeights:
@@ -205,7 +209,7 @@ def _verify(job: ApplyJob, prepared: Prepared, communicator: Communicator) -> Ap
     )
     return ApplyResult(
         holds_first=report is not None,
-        num_ranks=int(np.prod(communicator.mesh_shape)),
+        num_ranks=job.decisions.num_ranks,
         losses=(),
         num_collectives=0 if report is None else report.num_collectives,
         report=report,
@@ -227,68 +231,70 @@ class JobRunner:
         self._program = prepared.program
         self._whole = prepared.whole
         self._communicator = communicator
-        self._recorder = RecordingCommunicator(communicator)
         dtype = DTYPES[self._program.decisions.precision]
-        store = ParameterStore(self._program, self._recorder, prepared.weights, dtype)
-        decisions = self._program.decisions
-        training = decisions.mode == "train"
-        optimizer = make_optimizer(decisions.optimizer, decisions.optimizer_states) if training else None
-        self._executor = StepExecutor(
-            self._program, self._recorder, store, optimizer, dtype=dtype, custom=prepared.custom
-        )
+        self._workers = make_workers(self._program, communicator, prepared.weights, dtype=dtype, custom=prepared.custom)
 
     def run(self) -> ApplyResult:
         """All steps."""
-        losses: list[float] = []
-        outputs: tuple[tuple[str, np.ndarray], ...] = ()
+        said = [[_Said() for _ in worker.communicator.ranks] for worker in self._workers]
         step_ns: list[int] = []
         for step in range(self._job.steps):
-            result, ns = self.step(step)
+            results, ns = self.step(step)
             step_ns.append(ns)
-            losses.extend(self._loss(result))
-            if self._job.keep_outputs and step == self._job.steps - 1:
-                outputs = self._outputs(result)
+            keeps_outputs = self._job.keep_outputs and step == self._job.steps - 1
+            for worker, result, ranks in zip(self._workers, results, said, strict=True):
+                losses = self._loss(worker, result)
+                for rank, each in enumerate(ranks):
+                    each.losses.extend(losses)
+                    if keeps_outputs:
+                        each.outputs = {n: [p[rank].detach().cpu() for p in of] for n, of in result.outputs.items()}
+        own = [each for ranks in said for each in ranks]
+        everything = self._communicator.collect(own)
         return ApplyResult(
-            holds_first=any(not any(rank) for rank in self._communicator.ranks),
-            num_ranks=int(np.prod(self._communicator.mesh_shape)),
-            losses=tuple(losses),
-            num_collectives=len(self._recorder.issued[0]),
+            holds_first=everything is not None,
+            num_ranks=self._program.decisions.num_ranks,
+            losses=tuple(next((each.losses for each in everything or own if each.losses), ())),
+            num_collectives=len(self._workers[0].recorder.issued[0]),
             report=None,
-            outputs=outputs,
+            outputs=self._outputs(everything) if everything is not None and self._job.keep_outputs else (),
             step_ns=tuple(step_ns),
         )
 
-    def step(self, number: int) -> tuple[StepResult, int]:
-        """One step, and what it took in ns, without making its inputs."""
+    def step(self, number: int) -> tuple[list[StepResult], int]:
+        """One step, by stage, and what it took in ns, without making its inputs."""
         inputs = _inputs(self._job, self._whole, number)
         device = self._communicator.device
         begin = now_ns(device)
-        result = self._executor.run(inputs)
-        return result, now_ns(device) - begin
+        results = run_stages([worker.executor for worker in self._workers], inputs)
+        return results, now_ns(device) - begin
 
-    def _loss(self, result: StepResult) -> list[float]:
+    def _loss(self, worker: Worker, result: StepResult) -> list[float]:
         """The reported loss: summed over the axes where the loss is P, averaged over microbatches (not counted)."""
         name = self._program.graph.loss
         if name is None or not result.losses:
             return []
-        axes = tuple(axis for axis, p in enumerate(self._executor.output_placement(name)) if p.is_partial)
-        total = sum(parts[0].double() for parts in self._summed(result, axes))
-        return [float(total) / self._program.loss_scale_denominator]
+        axes = tuple(axis for axis, p in enumerate(output_placement(self._program, name)) if p.is_partial)
+        summed = [worker.communicator.all_reduce(parts, axes) if axes else parts for parts in result.losses]
+        return [float(sum(parts[0].double() for parts in summed)) / self._program.loss_scale_denominator]
 
-    def _summed(self, result: StepResult, axes: tuple[int, ...]) -> list[list[torch.Tensor]]:
-        return [self._communicator.all_reduce(parts, axes) if axes else parts for parts in result.losses]
-
-    def _outputs(self, result: StepResult) -> tuple[tuple[str, np.ndarray], ...]:
+    def _outputs(self, said: Sequence[_Said]) -> tuple[tuple[str, np.ndarray], ...]:
         wholes: list[tuple[str, np.ndarray]] = []
-        part, whole = self._program.graph, self._whole
+        part, whole, mesh_shape = self._program.graph, self._whole, self._program.decisions.mesh_shape
         for name, whole_name, shown in zip(part.outputs, whole.outputs, whole.output_names, strict=True):
-            shape, placements = part.tensors[name].type.shape, self._executor.output_placement(name)
-            values: list[np.ndarray] = []
-            for parts in result.outputs[name]:
-                everything = self._communicator.collect(parts)
-                if everything is not None:
-                    values.append(assemble(everything, shape, placements, self._communicator.mesh_shape)[0])
+            shape, placements = part.tensors[name].type.shape, output_placement(self._program, name)
+            by_rank = [each.outputs[name] for each in said if name in each.outputs]
+            values = [assemble(parts, shape, placements, mesh_shape)[0] for parts in zip(*by_rank, strict=True)]
             if values:
                 dim = microbatch_dim(shape, whole.tensors[whole_name].type.shape)
                 wholes.append((shown, values[0] if dim is None else np.concatenate(values, dim)))
         return tuple(wholes)
+
+
+@dataclass(slots=True)
+class _Said:
+    """What a rank has to say about the steps."""
+
+    losses: list[float] = field(default_factory=list)
+    """Per step, where its stage makes the loss."""
+    outputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    """Of the last step, per microbatch."""

@@ -62,7 +62,7 @@ def run_processes(job: ApplyJob, num_processes: int, timeout_s: int = 600) -> Ap
 
     Args:
         job: what to do.
-        num_processes: as many as the plan's mesh has ranks; processes beyond those are idle.
+        num_processes: as many as the plan has ranks; processes beyond those are idle.
         timeout_s: how long one collective may take.
 
     Raises:
@@ -76,7 +76,10 @@ def run_processes(job: ApplyJob, num_processes: int, timeout_s: int = 600) -> Ap
 
 
 def _run_job(job: ApplyJob, world: int, tell: Tell) -> ApplyResult:
-    communicator = ProcessGroupCommunicator(job.decisions.mesh_shape, "gloo", members=job.members(world))
+    decisions = job.decisions
+    communicator = ProcessGroupCommunicator(
+        decisions.mesh_shape, "gloo", members=job.members(world), num_stages=decisions.num_stages
+    )
     result = idle_result(job) if communicator.is_idle else run_job(job, communicator)
     communicator.wait_for_all()
     return result

@@ -1,28 +1,62 @@
-"""All ranks of a mesh in one process: collectives are sums and copies, in a fixed order."""
+"""All ranks of all stages in one process: collectives are sums and copies, in a fixed order."""
 
 from __future__ import annotations
 
+import copy
 import itertools
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from tap_planner.apply.communicator import Axes, Bundle, Coordinates, FromNeighbours, Parts, all_coordinates, groups
+from tap_planner.apply.communicator import (
+    Axes,
+    Bundle,
+    Coordinates,
+    Each,
+    Form,
+    FromNeighbours,
+    Parts,
+    all_coordinates,
+    groups,
+)
 
 
 class LockstepCommunicator:
-    """Holds every rank of the mesh; the same inputs give the same bits.
+    """Holds every rank of the mesh of every stage; the same inputs give the same bits.
+
+    It is the communicator of the first stage, and has those of the others.
 
     Args:
-        mesh_shape: sizes of the axes.
+        mesh_shape: sizes of the axes (of one stage).
         device: where the tensors live.
+        num_stages: stages of the pipeline.
     """
 
-    def __init__(self, mesh_shape: Sequence[int], device: torch.device | str = "cpu") -> None:
+    def __init__(self, mesh_shape: Sequence[int], device: torch.device | str = "cpu", num_stages: int = 1) -> None:
         self._mesh_shape = tuple(mesh_shape)
         self._ranks = all_coordinates(mesh_shape)
         self._device = torch.device(device)
+        self._stage = 0
+        self._sent: defaultdict[tuple[int, int], deque[Parts]] = defaultdict(deque)
+        """By the stages from which and to which."""
+        self._num_stages = num_stages
+
+    @property
+    def stage(self) -> int:
+        """The stage whose collectives it runs."""
+        return self._stage
+
+    @property
+    def stages(self) -> tuple[LockstepCommunicator, ...]:
+        """One for each stage, which send to each other."""
+        return tuple(self._of_stage(stage) for stage in range(self._num_stages))
+
+    def _of_stage(self, stage: int) -> LockstepCommunicator:
+        other = copy.copy(self)
+        other._stage = stage
+        return other
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
@@ -77,9 +111,28 @@ class LockstepCommunicator:
                 found[rank] = parts[previous]
         return found
 
-    def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
+    def send(self, parts: Sequence[Tensor], stage: int) -> None:
+        """See ``Communicator.send``."""
+        self._sent[self._stage, stage].append(list(parts))
+
+    def receive(self, forms: Sequence[Form], stage: int) -> Parts:
+        """See ``Communicator.receive``."""
+        parts = self._sent[stage, self._stage].popleft()
+        found = [(tuple(part.shape), part.dtype) for part in parts]
+        if found != list(forms):
+            raise AssertionError(f"stage {stage} sent {found}, stage {self._stage} expects {list(forms)}")
+        return parts
+
+    def may_receive(self, stage: int) -> bool:
+        """See ``Communicator.may_receive``."""
+        return bool(self._sent[stage, self._stage])
+
+    def finish_sends(self) -> None:
+        """See ``Communicator.finish_sends``; what is sent is there at once."""
+
+    def collect(self, values: Sequence[Each]) -> list[Each] | None:
         """See ``Communicator.collect``."""
-        return [part.detach().cpu() for part in parts]
+        return list(values)
 
     def _in_groups(self, parts: Sequence[Tensor], axes: Axes, run: Callable[[Parts], Parts]) -> Parts:
         results: list[Tensor | None] = [None] * len(parts)

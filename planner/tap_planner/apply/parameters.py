@@ -45,7 +45,7 @@ class ParameterStore:
 
     Args:
         program: what runs.
-        communicator: collectives go through it.
+        communicator: collectives go through it; its stage's parameters are held.
         weights: initial values.
         dtype: type that float parameters are held in.
     """
@@ -54,8 +54,11 @@ class ParameterStore:
         self._communicator = communicator
         self._dtype = dtype
         self.weights = weights
-        self.decisions = {decision.name: decision for decision in program.decisions.parameters}
-        self._buckets = {bucket.id: bucket for bucket in program.decisions.buckets}
+        held = set(program.parameters[communicator.stage])
+        self.decisions = {decision.name: decision for decision in program.decisions.parameters if decision.name in held}
+        self._buckets = {
+            bucket.id: bucket for bucket in program.decisions.buckets if held.issuperset(bucket.parameters)
+        }
         self._values: dict[str, Parts] = {}
         self._shapes: dict[str, list[torch.Size]] = {}
         self._shards: dict[int, Parts] = {}
@@ -88,6 +91,10 @@ class ParameterStore:
         """Local parts of a parameter; at ZeRO 3 its bucket must have been gathered."""
         return self._values[name]
 
+    def is_whole(self, name: str) -> bool:
+        """Whether ``parts`` has a parameter now."""
+        return name in self._values
+
     def gather(self, number: int) -> None:
         """Make the parameters of a ZeRO-3 bucket whole."""
         bucket = self._buckets[number]
@@ -118,12 +125,24 @@ class ParameterStore:
         known = self._gradients.get(name)
         self._gradients[name] = stored if known is None else [a + b for a, b in zip(known, stored, strict=True)]
 
+    def gradient(self, name: str) -> Parts:
+        """What has accumulated of a parameter's gradient."""
+        known = self._gradients.get(name)
+        if known is not None:
+            return known
+        device = self._communicator.device
+        return [torch.zeros(shape, dtype=self._dtype, device=device) for shape in self._shapes[name]]
+
+    def put_gradient(self, name: str, gradient: Parts) -> None:
+        """Put another gradient in the place of what has accumulated."""
+        self._gradients[name] = gradient
+
     def reduce(self, number: int) -> None:
         """Reduce the gradients of a bucket that have accumulated since the last time."""
         bucket = self._buckets[number]
         if not bucket.elements:
             return
-        flat = self._flattened(bucket, {name: self._gradient(name) for name in bucket.parameters})
+        flat = self._flattened(bucket, {name: self.gradient(name) for name in bucket.parameters})
         if bucket.zero_level == 0:
             reduced = self._communicator.all_reduce(flat, bucket.axes)
             self._gradients.update(self._unflattened(bucket, reduced))
@@ -150,7 +169,7 @@ class ParameterStore:
         sharded = {name for bucket in self._buckets.values() if bucket.zero_level for name in bucket.parameters}
         for name, decision in self.decisions.items():
             if decision.trainable and name not in sharded:
-                self._values[name] = _updated(optimizer, name, self._values[name], self._gradient(name))
+                self._values[name] = _updated(optimizer, name, self._values[name], self.gradient(name))
         for bucket in self._buckets.values():
             if not bucket.zero_level or bucket.id not in self._gradient_shards:
                 continue
@@ -175,17 +194,10 @@ class ParameterStore:
 
     def final_gradients(self, communicator: Communicator) -> dict[str, Parts]:
         """Reduced local gradients of every trainable parameter, likewise."""
-        result = {name: self._gradient(name) for name, decision in self.decisions.items() if decision.trainable}
+        result = {name: self.gradient(name) for name, decision in self.decisions.items() if decision.trainable}
         for number, shards in self._gradient_shards.items():
             result.update(self._whole(self._buckets[number], shards, communicator))
         return result
-
-    def _gradient(self, name: str) -> Parts:
-        known = self._gradients.get(name)
-        if known is not None:
-            return known
-        device = self._communicator.device
-        return [torch.zeros(shape, dtype=self._dtype, device=device) for shape in self._shapes[name]]
 
     def _num_shards(self, bucket: BucketDecision) -> int:
         return group_size(self._communicator.mesh_shape, bucket.zero_axes)

@@ -1,12 +1,14 @@
-"""One rank of a mesh per process, over torch.distributed (gloo on CPUs, nccl on GPUs)."""
+"""One rank per process, over torch.distributed (gloo on CPUs, nccl on GPUs)."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,8 @@ from tap_planner.apply.communicator import (
     Axes,
     Bundle,
     Coordinates,
+    Each,
+    Form,
     FromNeighbours,
     Parts,
     all_coordinates,
@@ -31,16 +35,31 @@ _PATIENCE = timedelta(days=365)
 """How long idle processes wait for the others; they notice at once when one of those dies."""
 
 
+_TAGS = 1 << 20
+"""Of messages between two ranks; far more than are ever under way."""
+
+
+class _Sending(NamedTuple):
+    """A message under way, with what it is read from."""
+
+    work: dist.Work
+    tensor: Tensor
+
+
 class ProcessGroupCommunicator:
     """Holds one rank. The default process group is initialised from the launcher's environment if nobody did.
 
-    One subgroup per set of axes is made, in the same order in all processes.
+    One subgroup per stage and set of axes is made, in the same order in all processes. What goes to later stages and
+    what goes back has a group each: nccl runs what two ranks exchange in a group one after the other, and a send waits
+    for its receive there.
 
     Args:
-        mesh_shape: sizes of the axes; their product is the world size, or less where ``members`` are given.
+        mesh_shape: sizes of the axes (of one stage); their product by the stages is the world size, or less where
+            ``members`` are given.
         backend: ``gloo`` or ``nccl``; None: nccl where there are GPUs.
         timeout_s: how long a collective may take.
-        members: the process that holds each rank of the mesh; all others are idle. None: every process, in order.
+        members: the process that holds each rank; all others are idle. None: every process, in order.
+        num_stages: stages of the pipeline.
 
     Raises:
         ApplyError: the world size does not fit the mesh.
@@ -52,8 +71,10 @@ class ProcessGroupCommunicator:
         backend: str | None = None,
         timeout_s: int = DEFAULT_TIMEOUT_S,
         members: Sequence[int] | None = None,
+        num_stages: int = 1,
     ) -> None:
         self._mesh_shape = tuple(mesh_shape)
+        self._num_stages = num_stages
         backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
         self._backend = backend
         self._device = _device_of(backend)
@@ -62,39 +83,71 @@ class ProcessGroupCommunicator:
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         world = dist.get_world_size()
         self._members = tuple(range(world) if members is None else members)
-        if len(self._members) != math.prod(mesh_shape) or max(self._members) >= world:
+        of_stage = math.prod(mesh_shape)
+        if len(self._members) != of_stage * num_stages or max(self._members) >= world:
             self.close()
+            stages = f"{num_stages} stages of " if num_stages > 1 else ""
             raise ApplyError(
-                f"the plan's mesh {'x'.join(map(str, mesh_shape))} needs {math.prod(mesh_shape)} ranks, got {world}",
-                hint=f"start tap-apply with {math.prod(mesh_shape)} processes",
+                f"the plan's {stages}mesh {'x'.join(map(str, mesh_shape))} needs {of_stage * num_stages} ranks, "
+                f"got {world}",
+                hint=f"start tap-apply with {of_stage * num_stages} processes",
             )
         process = dist.get_rank()
-        self._rank = self._members.index(process) if process in self._members else -1
-        self._coordinates = () if self.is_idle else all_coordinates(mesh_shape)[self._rank]
+        number = self._members.index(process) if process in self._members else -1
+        self._is_idle = number < 0
+        self._stage, self._rank = divmod(max(number, 0), of_stage)
+        self._coordinates = all_coordinates(mesh_shape)[self._rank]
         self._groups = self._make_groups()
+        self._make_pipeline()
         everyone = dist.new_group(backend="gloo", timeout=_PATIENCE) if world > len(self._members) else None
         self._everyone = everyone if isinstance(everyone, dist.ProcessGroup) else None
+
+    def _process(self, stage: int, rank: int) -> int:
+        """The process that holds a rank of a stage."""
+        return self._members[stage * math.prod(self._mesh_shape) + rank]
 
     def _make_groups(self) -> dict[Axes, dist.ProcessGroup]:
         found: dict[Axes, dist.ProcessGroup] = {}
         axes_range = range(len(self._mesh_shape))
-        for count in range(1, len(self._mesh_shape) + 1):
-            for axes in itertools.combinations(axes_range, count):
-                for members in groups(self._mesh_shape, axes):
-                    group = dist.new_group([self._members[rank] for rank in members])
-                    if self._rank in members and isinstance(group, dist.ProcessGroup):
-                        found[axes] = group
+        for stage in range(self._num_stages):
+            for count in range(1, len(self._mesh_shape) + 1):
+                for axes in itertools.combinations(axes_range, count):
+                    for members in groups(self._mesh_shape, axes):
+                        group = _new_group([self._process(stage, rank) for rank in members])
+                        if group is not None:
+                            found[axes] = group
         return found
+
+    def _make_pipeline(self) -> None:
+        """What several stages need: groups of all ranks, one for each direction."""
+        everything = self._groups.get(tuple(range(len(self._mesh_shape))))
+        made = [_new_group(self._members) for _ in range(2 if self._num_stages > 1 else 0)]
+        self._to_later, self._to_earlier = made or (everything, everything)
+        self._all = made[0] if made else everything
+        self._under_way: list[_Sending] = []
+        self._num_sent = Counter[int]()
+        """Messages by the stage that they were sent to, and by the one that they came from."""
+        self._num_received = Counter[int]()
 
     @property
     def is_idle(self) -> bool:
         """Whether this process holds no rank of the mesh."""
-        return self._rank < 0
+        return self._is_idle
 
     def wait_for_all(self) -> None:
         """Where some processes are idle, wait until all processes have come here."""
         if self._everyone is not None:
             dist.barrier(group=self._everyone)
+
+    @property
+    def stage(self) -> int:
+        """The stage of this process."""
+        return self._stage
+
+    @property
+    def stages(self) -> tuple[ProcessGroupCommunicator, ...]:
+        """This one."""
+        return (self,)
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
@@ -165,7 +218,9 @@ class ProcessGroupCommunicator:
             for operation, tensor in ((dist.isend, sent), (dist.irecv, received)):
                 if tensor.numel():
                     operations.append(
-                        dist.P2POp(operation, _wire(tensor), self._members[group[peer]], self._groups[axes])
+                        dist.P2POp(
+                            operation, _wire(tensor), self._process(self._stage, group[peer]), self._groups[axes]
+                        )
                     )
             return received
 
@@ -184,7 +239,7 @@ class ProcessGroupCommunicator:
         if sent.numel() and len(group) > 1:
             peers = (group[(position + 1) % len(group)], group[position - 1])
             operations = [
-                dist.P2POp(operation, _wire(tensor), self._members[peer], self._groups[axes])
+                dist.P2POp(operation, _wire(tensor), self._process(self._stage, peer), self._groups[axes])
                 for operation, tensor, peer in zip((dist.isend, dist.irecv), (sent, received), peers, strict=True)
             ]
             for work in dist.batch_isend_irecv(operations):
@@ -192,18 +247,61 @@ class ProcessGroupCommunicator:
         pieces = received.split([part.numel() for part in bundle])
         return [tuple(piece.view(part.shape) for piece, part in zip(pieces, bundle, strict=True))]
 
-    def collect(self, parts: Sequence[Tensor]) -> list[Tensor] | None:
+    def send(self, parts: Sequence[Tensor], stage: int) -> None:
+        """See ``Communicator.send``.
+
+        What is sent is kept until it is received, over gloo, which does not tell, to the end of the step.
+        """
+        tensor = parts[0].contiguous()
+        self._under_way = [sending for sending in self._under_way if not sending.work.is_completed()]
+        if tensor.numel():
+            tag = self._num_sent[stage] % _TAGS
+            self._num_sent[stage] += 1
+            group = self._to_later if stage > self._stage else self._to_earlier
+            work = dist.isend(_wire(tensor), self._process(stage, self._rank), group, tag)
+            assert work is not None
+            self._under_way.append(_Sending(work, tensor))
+
+    def receive(self, forms: Sequence[Form], stage: int) -> Parts:
+        """See ``Communicator.receive``."""
+        shape, dtype = forms[0]
+        result = torch.empty(shape, dtype=dtype, device=self._device)
+        if result.numel():
+            tag = self._num_received[stage] % _TAGS
+            self._num_received[stage] += 1
+            group = self._to_later if stage < self._stage else self._to_earlier
+            work = dist.irecv(_wire(result), self._process(stage, self._rank), group, tag)
+            assert work is not None
+            work.wait()
+        return [result]
+
+    def may_receive(self, stage: int) -> bool:
+        """See ``Communicator.may_receive``."""
+        return True
+
+    def finish_sends(self) -> None:
+        """See ``Communicator.finish_sends``."""
+        for sending in self._under_way:
+            sending.work.wait()
+        self._under_way.clear()
+
+    def collect(self, values: Sequence[Each]) -> list[Each] | None:
         """See ``Communicator.collect``."""
-        part = parts[0].detach().cpu()
-        gathered = [torch.empty(0)] * len(self._members) if self._rank == 0 else None
-        everything = self._groups[tuple(range(len(self._mesh_shape)))]
-        dist.gather_object(part, gathered, dst=self._members[0], group=everything)
+        is_first = self._stage == 0 and self._rank == 0
+        gathered: list[Each] | None = [values[0]] * len(self._members) if is_first else None
+        dist.gather_object(values[0], gathered, dst=self._members[0], group=self._all)
         return gathered
 
     def close(self) -> None:
         """Leave the process group if this object joined it."""
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _new_group(processes: Sequence[int]) -> dist.ProcessGroup | None:
+    """A group of processes, which all call this; None on those outside."""
+    group = dist.new_group(list(processes))
+    return group if isinstance(group, dist.ProcessGroup) else None
 
 
 def _device_of(backend: str) -> torch.device:

@@ -26,7 +26,7 @@ def apply_job(job: ApplyJob, *, num_processes: int | None = None, backend: str |
         ApplyError: the number of processes does not fit the mesh, the plan is about another model, an
             operator has no torch function, or a rank failed.
     """
-    mesh_shape = job.decisions.mesh_shape
+    mesh_shape, num_stages = job.decisions.mesh_shape, job.decisions.num_stages
     if num_processes is not None:
         job.members(num_processes)  # refuses a number that does not fit
         prepare(job)  # what is wrong with plan, model or weights is said once, before any process starts
@@ -34,11 +34,11 @@ def apply_job(job: ApplyJob, *, num_processes: int | None = None, backend: str |
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         members = job.members(int(os.environ["WORLD_SIZE"]))
         prepared = prepare(job)
-        communicator = ProcessGroupCommunicator(mesh_shape, backend, members=members)
+        communicator = ProcessGroupCommunicator(mesh_shape, backend, members=members, num_stages=num_stages)
         try:
             result = idle_result(job) if communicator.is_idle else run_job(job, communicator, prepared)
             communicator.wait_for_all()
             return result if result.holds_first else None
         finally:
             communicator.close()
-    return run_job(job, LockstepCommunicator(mesh_shape))
+    return run_job(job, LockstepCommunicator(mesh_shape, num_stages=num_stages))

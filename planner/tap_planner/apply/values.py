@@ -1,4 +1,4 @@
-"""Values of tensors while a microbatch runs: where an operator's operands come from."""
+"""Values of tensors while microbatches run: where an operator's operands come from."""
 
 from __future__ import annotations
 
@@ -19,8 +19,23 @@ from tap_planner.program import Program, Release
 from tap_planner.sharding import REPLICATE, Placements, read_placements
 
 
-class TensorValues:
-    """Local parts of inputs, constants, parameters, activations and of what redistributions made of them.
+def output_placement(program: Program, name: str) -> Placements:
+    """Placement in which a tensor is left where it is made (R for inputs and constants)."""
+    made = (output for operator in program.decisions.operators for output in operator.outputs if output.tensor == name)
+    found = next(made, None)
+    if found is not None:
+        return found.placement
+    read = program.graph.tensors[name].read
+    if read is None:
+        return (REPLICATE,) * len(program.decisions.mesh_shape)
+    (stored,) = (each.placement for each in program.decisions.parameters if each.name == read.parameter)
+    placements = read_placements(read, stored)
+    assert placements is not None, "a plan stores no parameter split along a dim that a read drops"
+    return placements
+
+
+class TensorSources:
+    """Where tensors come from, in all microbatches alike; and constants.
 
     Args:
         program: what runs.
@@ -30,44 +45,80 @@ class TensorValues:
     """
 
     def __init__(self, program: Program, communicator: Communicator, store: ParameterStore, dtype: torch.dtype) -> None:
-        self._graph = program.graph
-        self._decisions = program.decisions
-        self._communicator = communicator
-        self._store = store
+        self.program = program
+        self.graph = program.graph
+        self.decisions = program.decisions
+        self.communicator = communicator
+        self.store = store
         self._dtype = dtype
         self._edge_of = program.decisions.redistribution_of()
-        self._sources = {
-            output.tensor: output.placement for operator in self._decisions.operators for output in operator.outputs
+        self.placements: Mapping[str, Placements] = {
+            output.tensor: output.placement for operator in self.decisions.operators for output in operator.outputs
         }
+        """Of activations, where they are made."""
         self._constants: dict[tuple[str, Placements], Parts] = {}
-        self._fed: dict[str, Tensor] = {}
-        self._inputs: dict[tuple[str, Placements], Parts] = {}
-        self._activations: dict[str, Parts] = {}
-        self._edges: dict[int, Parts] = {}
-
-    def begin(self, inputs: Mapping[str, np.ndarray], microbatch: int) -> None:
-        """Forget everything but constants and take a microbatch's slice of the whole inputs."""
-        self.clear()
-        for name in self._graph.inputs:
-            value, dim = inputs[name], self._graph.batch_dims.get(name)
-            if dim is not None and self._decisions.microbatches > 1:
-                size = self._graph.tensors[name].type.shape[dim]
-                value = np.take(value, range(microbatch * size, (microbatch + 1) * size), dim)
-            self._fed[name] = self._tensor(value, self._graph.tensors[name].type.dtype)
-
-    def clear(self) -> None:
-        """Forget everything but constants."""
-        for kept in (self._fed, self._inputs, self._activations, self._edges):
-            kept.clear()
 
     def edge_of(self, operand: OperandDecision) -> int | None:
         """The redistribution that an operand reads from; None where it reads the tensor itself."""
         return self._edge_of.get((operand.tensor, operand.placement, operand.gradient))
 
+    def constant(self, name: str, placement: Placements) -> Parts:
+        """Local parts of a constant."""
+        key = (name, placement)
+        if key not in self._constants:
+            value = self.graph.constants.value(name, self.store.weights.constant)
+            self._constants[key] = self.placed(self.tensor(name, value), placement)
+        return self._constants[key]
+
+    def placed(self, whole: Tensor, placement: Placements) -> Parts:
+        """Local parts of a whole tensor."""
+        mesh_shape = self.communicator.mesh_shape
+        return [place(whole, placement, mesh_shape, rank) for rank in self.communicator.ranks]
+
+    def tensor(self, name: str, value: np.ndarray) -> Tensor:
+        """A whole value of a tensor, as it is held."""
+        tensor = torch.from_numpy(plain_array(value))
+        return tensor.to(self.communicator.device, torch_dtype(self.graph.tensors[name].type.dtype, self._dtype))
+
+
+class TensorValues:
+    """Local parts of inputs, constants, parameters, activations and of what redistributions made of them.
+
+    Args:
+        sources: where they come from.
+        inputs: whole graph inputs of the global batch, by name.
+        microbatch: which one.
+    """
+
+    def __init__(self, sources: TensorSources, inputs: Mapping[str, np.ndarray], microbatch: int) -> None:
+        self._sources = sources
+        self._graph = sources.graph
+        self._decisions = sources.decisions
+        self._whole = inputs
+        self._microbatch = microbatch
+        self._fed: dict[str, Tensor] = {}
+        self._inputs: dict[tuple[str, Placements], Parts] = {}
+        self._activations: dict[str, Parts] = {}
+        self._edges: dict[int, Parts] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for kept in (self._fed, self._inputs, self._activations, self._edges):
+            kept.clear()
+
     def operand(self, operand: OperandDecision) -> Parts:
         """Local parts as an operator reads them."""
-        edge = self.edge_of(operand)
+        edge = self._sources.edge_of(operand)
         return self._source(operand.tensor, operand.placement) if edge is None else self._edges[edge]
+
+    def has(self, operand: OperandDecision) -> bool:
+        """Whether an operand is there now."""
+        edge, tensor = self._sources.edge_of(operand), self._graph.tensors[operand.tensor]
+        if edge is not None:
+            return edge in self._edges
+        if tensor.read is not None:
+            return self._sources.store.is_whole(tensor.read.parameter)
+        return tensor.kind is not TensorKind.ACTIVATION or operand.tensor in self._activations
 
     def put(self, name: str, parts: Parts) -> None:
         """Keep what an operator made."""
@@ -75,27 +126,16 @@ class TensorValues:
 
     def get(self, name: str) -> Parts:
         """Local parts of a graph output or the loss, in ``output_placement``."""
-        return self._source(name, self.output_placement(name))
-
-    def output_placement(self, name: str) -> Placements:
-        """Placement in which a tensor is left where it is made (R for inputs and constants)."""
-        if name in self._sources:
-            return self._sources[name]
-        read = self._graph.tensors[name].read
-        if read is not None:
-            placements = read_placements(read, self._store.decisions[read.parameter].placement)
-            assert placements is not None, "a plan stores no parameter split along a dim that a read drops"
-            return placements
-        return (REPLICATE,) * len(self._communicator.mesh_shape)
+        return self._source(name, output_placement(self._sources.program, name))
 
     def redistribute(self, index: int) -> None:
         """Run the forward steps of a redistribution."""
         decision = self._decisions.redistributions[index]
         value = self._source(decision.tensor, decision.source)
-        shape = self._graph.tensors[decision.tensor].type.shape
-        made = redistribute(self._communicator, value, shape, decision.source, decision.forward)
-        read = self._graph.tensors[decision.tensor].read
-        if read is not None and self._store.is_sharded(read.parameter):
+        tensor = self._graph.tensors[decision.tensor]
+        communicator, store = self._sources.communicator, self._sources.store
+        made = redistribute(communicator, value, tensor.type.shape, decision.source, decision.forward)
+        if tensor.read is not None and store.is_sharded(tensor.read.parameter):
             made = [part.clone() for part in made]  # a view would keep the whole parameter
         self._edges[index] = made
 
@@ -110,7 +150,7 @@ class TensorValues:
 
     def held(self) -> dict[tuple[str, Placements], Parts]:
         """What is held now, by tensor and placement; of copies of parameters nothing."""
-        found = {(name, self._sources[name]): parts for name, parts in self._activations.items()}
+        found = {(name, self._sources.placements[name]): parts for name, parts in self._activations.items()}
         for edge, parts in self._edges.items():
             decision = self._decisions.redistributions[edge]
             if self._graph.tensors[decision.tensor].kind is not TensorKind.PARAMETER:
@@ -124,20 +164,20 @@ class TensorValues:
             return self._activations[name]
         if tensor.read is not None:
             read = tensor.read
-            return [read_part(part, read) for part in self._store.parts(read.parameter)]
-        is_input = tensor.kind is TensorKind.INPUT
-        cache = self._inputs if is_input else self._constants
+            return [read_part(part, read) for part in self._sources.store.parts(read.parameter)]
+        if tensor.kind is not TensorKind.INPUT:
+            return self._sources.constant(name, placement)
         key = (name, placement)
-        if key not in cache:
-            whole = self._fed[name] if is_input else self._constant(name)
-            mesh_shape = self._communicator.mesh_shape
-            cache[key] = [place(whole, placement, mesh_shape, rank) for rank in self._communicator.ranks]
-        return cache[key]
+        if key not in self._inputs:
+            self._inputs[key] = self._sources.placed(self._input(name), placement)
+        return self._inputs[key]
 
-    def _constant(self, name: str) -> Tensor:
-        value = self._graph.constants.value(name, self._store.weights.constant)
-        return self._tensor(value, self._graph.tensors[name].type.dtype)
-
-    def _tensor(self, value: np.ndarray, dtype: str) -> Tensor:
-        tensor = torch.from_numpy(plain_array(value))
-        return tensor.to(self._communicator.device, torch_dtype(dtype, self._dtype))
+    def _input(self, name: str) -> Tensor:
+        """The microbatch's slice of a graph input."""
+        if name not in self._fed:
+            value, dim = self._whole[name], self._graph.batch_dims.get(name)
+            if dim is not None and self._decisions.microbatches > 1:
+                size = self._graph.tensors[name].type.shape[dim]
+                value = np.take(value, range(self._microbatch * size, (self._microbatch + 1) * size), dim)
+            self._fed[name] = self._sources.tensor(name, value)
+        return self._fed[name]

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tap_planner.apply.communicator import Axes, Communicator, Issued, Parts, RecordingCommunicator
-from tap_planner.apply.executor import StepExecutor, StepResult
+from tap_planner.apply.communicator import Axes, Communicator, Issued
+from tap_planner.apply.executor import run_stages
+from tap_planner.apply.in_flight import StepResult
 from tap_planner.apply.operators import NO_CUSTOM, CustomFunctions
 from tap_planner.apply.optimizer import Optimizer, make_optimizer
-from tap_planner.apply.parameters import ParameterStore
 from tap_planner.apply.placing import assemble
 from tap_planner.apply.reference import ReferenceResult, run_reference
+from tap_planner.apply.values import output_placement
 from tap_planner.apply.weights import WeightSource, random_part
+from tap_planner.apply.workers import Worker, make_workers
 from tap_planner.errors import ApplyError
 from tap_planner.graph import Graph
 from tap_planner.program import Phase, Program, collectives
+from tap_planner.sharding import Placements
 
 OUTPUT_TOLERANCE = 1e-12
 LOSS_TOLERANCE = 1e-12
@@ -32,8 +36,6 @@ SMALL_GRADIENT = 1e-6
 UPDATE_TOLERANCE = 1e-10
 NO_GRADIENT = 1e-9
 """If no gradient of the model is larger, nothing was verified."""
-
-_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo_exchange", "ring_exchange")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +113,17 @@ def verify_program(
     graph = reference_graph or program.graph
     if reference_graph is None and program.decisions.microbatches > 1:
         raise ApplyError("verifying microbatches needs the graph bound with the global batch")
-    recorder = RecordingCommunicator(communicator)
-    store = ParameterStore(program, recorder, weights, torch.float64)
-    optimizer = _optimizer(program) if program.decisions.mode == "train" else None
     factors = _Factors(program, graph, seed)
-    executor = StepExecutor(
-        program, recorder, store, optimizer, dtype=torch.float64, gradient_factor=factors.of_microbatch, custom=custom
+    workers = make_workers(
+        program, communicator, weights, dtype=torch.float64, gradient_factor=factors.of_microbatch, custom=custom
     )
-    result = executor.run(inputs)
-    gathered = _Gathered(program, communicator, executor, store, result)
-    issued = _collect_issued(communicator, recorder.issued)
-    if issued is None:
+    results = run_stages([worker.executor for worker in workers], inputs)
+    made = [each for worker, result in zip(workers, results, strict=True) for each in _made_by(worker, result)]
+    everything = communicator.collect(made)
+    if everything is None:
         return None
+    gathered = _Gathered(program, everything)
+    issued = [each.issued for each in everything]
     reference = run_reference(graph, weights, inputs, factors.of_whole, custom)
     return _Comparer(program, graph, gathered, reference).report(issued)
 
@@ -163,49 +164,77 @@ def microbatch_dim(part: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
     return different[0] if different else None
 
 
+@dataclass(slots=True)
+class _Made:
+    """What execution made on a rank."""
+
+    issued: list[Issued]
+    outputs: dict[str, list[Tensor]] = field(default_factory=dict)
+    """Per microbatch."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Per microbatch."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+
+
+def _made_by(worker: Worker, result: StepResult) -> list[_Made]:
+    """What a stage made, per rank that this process holds; all its processes call this."""
+    made = [_Made(issued) for issued in worker.recorder.issued]
+    training = worker.store.final_gradients(worker.communicator), worker.store.final_values(worker.communicator)
+    for rank, each in enumerate(made):
+        each.outputs = {name: [_host(parts[rank]) for parts in found] for name, found in result.outputs.items()}
+        each.losses = [_host(parts[rank]) for parts in result.losses]
+        each.gradients, each.parameters = (
+            {name: _host(parts[rank]) for name, parts in found.items()} for found in training
+        )
+    return made
+
+
+def _host(part: Tensor) -> Tensor:
+    return part.detach().cpu()
+
+
 Replicas = list[np.ndarray]
 """Whole values, one per replica."""
 
 
 class _Gathered:
-    """Everything that execution made, brought to rank 0 and made whole. Its making is the same on all processes."""
+    """Everything that execution made, made whole.
 
-    def __init__(
-        self,
-        program: Program,
-        communicator: Communicator,
-        executor: StepExecutor,
-        store: ParameterStore,
-        result: StepResult,
-    ) -> None:
-        self._communicator = communicator
-        graph, decisions = program.graph, program.decisions
-        self.outputs = {
-            name: [
-                self._whole(parts, graph.tensors[name].type.shape, executor.output_placement(name))
-                for parts in result.outputs[name]
-            ]
-            for name in graph.outputs
-        }
+    Args:
+        program: what was run.
+        made: by all ranks of all stages.
+    """
+
+    def __init__(self, program: Program, made: Sequence[_Made]) -> None:
+        self._mesh_shape = program.decisions.mesh_shape
+        ranks = len(made) // program.decisions.num_stages
+        stages = [made[first : first + ranks] for first in range(0, len(made), ranks)]
+        graph, placements = program.graph, {decision.name: decision for decision in program.decisions.parameters}
+        self.outputs: dict[str, list[Replicas]] = {}
+        """Per microbatch."""
         self.losses: list[Replicas] = []
-        if graph.loss is not None:
-            self.losses = [self._whole(parts, (), executor.output_placement(graph.loss)) for parts in result.losses]
         self.gradients: dict[str, Replicas] = {}
+        """Of all stages that hold the parameter."""
         self.parameters: dict[str, Replicas] = {}
-        if decisions.mode == "train":
-            placements = {decision.name: decision for decision in decisions.parameters}
-            for target, values in (
-                (self.gradients, store.final_gradients(communicator)),
-                (self.parameters, store.final_values(communicator)),
+        for stage in stages:
+            for name in stage[0].outputs:
+                shape, placement = graph.tensors[name].type.shape, output_placement(program, name)
+                by_rank = [each.outputs[name] for each in stage]
+                self.outputs[name] = [self._whole(parts, shape, placement) for parts in zip(*by_rank, strict=True)]
+            if graph.loss is not None and stage[0].losses:
+                placement, by_rank = output_placement(program, graph.loss), [each.losses for each in stage]
+                self.losses = [self._whole(parts, (), placement) for parts in zip(*by_rank, strict=True)]
+            for target, by_name in (
+                (self.gradients, [each.gradients for each in stage]),
+                (self.parameters, [each.parameters for each in stage]),
             ):
-                for name in sorted(values):
-                    target[name] = self._whole(values[name], placements[name].shape, placements[name].placement)
+                for name in by_name[0]:
+                    parts, decision = [each[name] for each in by_name], placements[name]
+                    target.setdefault(name, []).extend(self._whole(parts, decision.shape, decision.placement))
 
-    def _whole(self, parts: Parts, shape: tuple[int, ...], placements: tuple) -> Replicas:  # type: ignore[type-arg]
-        everything = self._communicator.collect(parts)
-        if everything is None:
-            return []
-        return assemble(everything, shape, placements, self._communicator.mesh_shape)
+    def _whole(self, parts: Sequence[Tensor], shape: tuple[int, ...], placements: Placements) -> Replicas:
+        return assemble(parts, shape, placements, self._mesh_shape)
 
 
 class _Comparer:
@@ -296,14 +325,26 @@ def _difference(value: np.ndarray, expected: np.ndarray) -> float:
 
 
 def collective_findings(program: Program, issued: Sequence[Sequence[Issued]]) -> list[str]:
-    """How the collectives that the ranks issued differ from the program's list.
+    """How the collectives that the ranks issued differ from the program's lists, stage by stage.
 
     Args:
         program: what was run.
-        issued: per rank of the mesh, in rank order.
+        issued: per rank of all stages, in rank order.
     """
+    num_stages = program.decisions.num_stages
+    ranks = len(issued) // num_stages
+    findings: list[str] = []
+    for stage in range(num_stages):
+        first = stage * ranks
+        where = f"stage {stage}: " if num_stages > 1 else ""
+        found = _findings_of_stage(program, stage, issued[first : first + ranks], first)
+        findings.extend(f"{where}{each}" for each in found)
+    return findings
+
+
+def _findings_of_stage(program: Program, stage: int, issued: Sequence[Sequence[Issued]], first: int) -> list[str]:
     planned: Counter[tuple[Phase, str, Axes, int]] = Counter()
-    for entry in collectives(program):
+    for entry in collectives(program, stage):
         planned[entry.phase, entry.kind, entry.axes, entry.elements] += entry.count
     seen = Counter((each.phase, each.kind, each.axes, each.elements) for each in issued[0])
     findings = [
@@ -312,39 +353,10 @@ def collective_findings(program: Program, issued: Sequence[Sequence[Issued]]) ->
         for phase, kind, axes, elements in sorted(planned | seen, key=str)
         if seen[phase, kind, axes, elements] != planned[phase, kind, axes, elements]
     ]
-    first = [(each.phase, each.kind, each.axes) for each in issued[0]]
-    for rank, sequence in enumerate(issued[1:], start=1):
-        if [(each.phase, each.kind, each.axes) for each in sequence] != first:
-            findings.append(f"rank {rank} issued another sequence of collectives than rank 0")
+    sequence_of_first = [(each.phase, each.kind, each.axes) for each in issued[0]]
+    for rank, sequence in enumerate(issued[1:], start=first + 1):
+        if [(each.phase, each.kind, each.axes) for each in sequence] != sequence_of_first:
+            findings.append(f"rank {rank} issued another sequence of collectives than rank {first}")
         elif any(each.elements > other.elements for each, other in zip(sequence, issued[0], strict=True)):
-            findings.append(f"rank {rank} issued a larger collective than rank 0")
+            findings.append(f"rank {rank} issued a larger collective than rank {first}")
     return findings
-
-
-def _collect_issued(communicator: Communicator, issued: Sequence[Sequence[Issued]]) -> list[list[Issued]] | None:
-    """The sequences of all ranks, where rank 0 is."""
-    phases = list(Phase)
-    encoded = [
-        torch.tensor(
-            [
-                (phases.index(e.phase), _KINDS.index(e.kind), sum(1 << axis for axis in e.axes), e.elements)
-                for e in sequence
-            ],
-            dtype=torch.int64,
-        ).reshape(-1, 4)
-        for sequence in issued
-    ]
-    everything = communicator.collect(encoded)
-    if everything is None:
-        return None
-    return [
-        [
-            Issued(phases[phase], _KINDS[kind], _axes_of(mask), elements, "")
-            for phase, kind, mask, elements in part.tolist()
-        ]
-        for part in everything
-    ]
-
-
-def _axes_of(mask: int) -> Axes:
-    return tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)

@@ -10,6 +10,7 @@ from tap_planner.cluster.calibration import (
 )
 from tap_planner.cluster.calibration_files import load_calibration, parse_calibration
 from tap_planner.cluster.catalogue import CatalogueEntry, catalogue_device, catalogue_entry, device_names
+from tap_planner.cluster.json_form import cluster_from_json, cluster_to_json
 from tap_planner.cluster.linting import lint
 from tap_planner.cluster.loading import load_cluster, parse_cluster
 from tap_planner.cluster.meshes import (
@@ -25,6 +26,7 @@ from tap_planner.cluster.meshes import (
     part_of,
 )
 from tap_planner.cluster.paces import NETWORK, USUAL_COLLECTIVE_LAUNCH_NS, kind_of_link, usual_paces, with_usual_paces
+from tap_planner.cluster.reserves import USUAL_COLLECTIVE_BUFFERS_BYTES, usual_reserve
 from tap_planner.cluster.subsets import device_parts, friendly_counts, restricted
 from tap_planner.cluster.types import (
     ALGORITHMS,
@@ -44,6 +46,7 @@ __all__ = [
     "PIPELINE",
     "STAND_INS",
     "TRANSPORTS",
+    "USUAL_COLLECTIVE_BUFFERS_BYTES",
     "USUAL_COLLECTIVE_LAUNCH_NS",
     "CalibratedDevice",
     "CalibratedLevel",
@@ -62,6 +65,8 @@ __all__ = [
     "calibration_text",
     "catalogue_device",
     "catalogue_entry",
+    "cluster_from_json",
+    "cluster_to_json",
     "device_names",
     "device_parts",
     "enumerate_meshes",
@@ -80,5 +85,6 @@ __all__ = [
     "restricted",
     "slowest_device",
     "usual_paces",
+    "usual_reserve",
     "with_usual_paces",
 ]

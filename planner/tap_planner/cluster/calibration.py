@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tap_planner.cluster.types import PEAK_DTYPES, Cluster, Device, Level, Pace, paces_to_json
+from tap_planner.cluster.json_form import paces_to_json
+from tap_planner.cluster.types import PEAK_DTYPES, Cluster, Device, Level, Pace
 from tap_planner.errors import ClusterError
 
 FORMAT_VERSION = "1.0"

@@ -21,13 +21,14 @@ _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]{1,3})?")
 class Entry(YamlEntry):
     """A value of the file, with its place."""
 
-    def quantity(self, quantity: Quantity) -> int:
-        """The value as a quantity with a unit, in its base unit."""
+    def quantity(self, quantity: Quantity, *, zero: bool = False) -> int:
+        """The value as a quantity with a unit, in its base unit; ``zero`` says whether it may be none."""
         value = self._scalar()
         try:
-            return parse_quantity(value, quantity)
+            return parse_quantity(value, quantity, zero=zero)
         except ValueError as error:
-            wanted = f"expected {quantity.name}, finite and greater than zero, with its unit: {quantity.example}"
+            least = "zero or more" if zero else "greater than zero"
+            wanted = f"expected {quantity.name}, finite and {least}, with its unit: {quantity.example}"
             raise ClusterError(f"{self.place}: {self.path}: {value!r} {error}, {wanted}", hint=quantity.hint) from error
 
     def permille(self, least: int, most: int) -> int:

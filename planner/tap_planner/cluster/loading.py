@@ -23,6 +23,7 @@ from tap_planner.cluster.parts import (
     required,
     usual_library,
 )
+from tap_planner.cluster.reserves import USUAL_COLLECTIVE_BUFFERS_BYTES, is_catalogued, usual_reserve
 from tap_planner.cluster.types import LIBRARIES, MAX_DEVICES, Cluster, Device, Level, NodeGroup
 from tap_planner.cluster.units import MEMORY, TIME
 from tap_planner.errors import ClusterError
@@ -40,6 +41,7 @@ _KEYS = (
     "node_groups",
     "reserved_memory",
     "library",
+    "collective_buffers",
     "collective_launch",
     "calibration",
 )
@@ -89,7 +91,8 @@ def parse_cluster(text: str, *, file: str) -> Cluster:
             library=library,
             device=described.device,
             levels=described.levels,
-            reserved_memory_bytes=_reserved(keys, described.device),
+            reserved_memory_bytes=_reserved(keys, described, library),
+            collective_buffers_bytes=_buffers(keys, described, library),
             collective_launch_ns=USUAL_COLLECTIVE_LAUNCH_NS[library] if launch_ns is None else launch_ns,
             node_groups=described.groups,
         )
@@ -111,6 +114,8 @@ class _Described:
     library: str
     """The usual one; empty where the kinds of device have no common one."""
     levels: tuple[Level, ...]
+    catalogued: bool
+    """Whether all devices have the memory of the catalogue."""
     groups: tuple[NodeGroup, ...] = ()
     """Where nodes are unlike."""
 
@@ -145,6 +150,8 @@ def _from_shorthand(source: str, match: re.Match[str]) -> Cluster:
             library=entry.library,
             device=entry.device,
             levels=levels,
+            reserved_memory_bytes=usual_reserve(entry.library, entry.device.memory_bytes),
+            collective_buffers_bytes=USUAL_COLLECTIVE_BUFFERS_BYTES[entry.library],
             collective_launch_ns=USUAL_COLLECTIVE_LAUNCH_NS[entry.library],
         )
     )
@@ -153,16 +160,22 @@ def _from_shorthand(source: str, match: re.Match[str]) -> Cluster:
 def _described(document: Entry, keys: Mapping[str, Entry]) -> _Described:
     if "node_groups" in keys:
         groups = read_groups(document, keys)
-        return _Described(device=groups.device, library=groups.library, levels=groups.levels, groups=groups.unlike)
+        return _Described(
+            device=groups.device,
+            library=groups.library,
+            levels=groups.levels,
+            catalogued=groups.catalogued,
+            groups=groups.unlike,
+        )
     device, entry = read_device(required(document, keys, "device"))
-    library = usual_library(device, entry)
+    library, catalogued = usual_library(device, entry), is_catalogued(device, entry)
     if "levels" in keys:
-        return _Described(device=device, library=library, levels=read_levels(document, keys))
+        return _Described(device=device, library=library, levels=read_levels(document, keys), catalogued=catalogued)
     nodes = required(document, keys, "nodes").count(MAX_DEVICES)
     per_node = required(document, keys, "devices_per_node").count(MAX_PER_NODE)
     intra = intra_level(keys.get("intra_node"), per_node, entry, document.file)
     inter = inter_level(keys.get("inter_node"), nodes, per_node, entry, document.file)
-    return _Described(device=device, library=library, levels=(intra, inter))
+    return _Described(device=device, library=library, levels=(intra, inter), catalogued=catalogued)
 
 
 def _default_name(levels: tuple[Level, ...], device: str) -> str:
@@ -176,10 +189,19 @@ def _name_of(described: _Described) -> str:
     return "+".join(f"{group.nodes}x{group.devices_per_node}-{group.device.name}" for group in groups)
 
 
-def _reserved(keys: Mapping[str, Entry], device: Device) -> int:
+def _reserved(keys: Mapping[str, Entry], described: _Described, library: str) -> int:
+    """What is said; else the usual reserve of devices of the catalogue (of the smallest, where they are unlike)."""
+    memory = described.device.memory_bytes
     if "reserved_memory" not in keys:
-        return 0
-    reserved = keys["reserved_memory"].quantity(MEMORY)
-    if reserved >= device.memory_bytes:
-        keys["reserved_memory"].fail(f"{reserved} bytes found, expected less than the device's {device.memory_bytes}")
+        return usual_reserve(library, memory) if described.catalogued else 0
+    reserved = keys["reserved_memory"].quantity(MEMORY, zero=True)
+    if reserved >= memory:
+        keys["reserved_memory"].fail(f"{reserved} bytes found, expected less than the device's {memory}")
     return reserved
+
+
+def _buffers(keys: Mapping[str, Entry], described: _Described, library: str) -> int:
+    """What is said of one communicator; else what is usual for the library, on devices of the catalogue."""
+    if "collective_buffers" in keys:
+        return keys["collective_buffers"].quantity(MEMORY, zero=True)
+    return USUAL_COLLECTIVE_BUFFERS_BYTES[library] if described.catalogued else 0

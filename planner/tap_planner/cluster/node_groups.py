@@ -17,6 +17,7 @@ from tap_planner.cluster.parts import (
     required,
     usual_library,
 )
+from tap_planner.cluster.reserves import is_catalogued
 from tap_planner.cluster.types import MAX_DEVICES, Device, Level, NodeGroup, slowest_device
 
 
@@ -31,6 +32,8 @@ class Groups:
     levels: tuple[Level, ...]
     unlike: tuple[NodeGroup, ...]
     """The groups in order; empty where all nodes are alike."""
+    catalogued: bool
+    """Whether all devices have the memory of the catalogue."""
 
 
 def read_groups(document: Entry, keys: Mapping[str, Entry]) -> Groups:
@@ -47,14 +50,16 @@ def read_groups(document: Entry, keys: Mapping[str, Entry]) -> Groups:
     ]
     libraries = {usual_library(group.device, known) for group, known in read}
     library = libraries.pop() if len(libraries) == 1 else ""
+    catalogued = all(is_catalogued(group.device, known) for group, known in read)
     if len(groups) == 1:
         levels = (groups[0].intra_node, network[0])
-        return Groups(device=groups[0].device, library=library, levels=levels, unlike=())
+        return Groups(device=groups[0].device, library=library, levels=levels, unlike=(), catalogued=catalogued)
     return Groups(
         device=slowest_device([group.device for group in groups]),
         library=library,
         levels=(_node_summary(groups), _slowest_link(network)),
         unlike=groups,
+        catalogued=catalogued,
     )
 
 

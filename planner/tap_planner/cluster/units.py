@@ -43,7 +43,11 @@ BANDWIDTH = Quantity(
     example="300 GB/s or 400 Gbit/s",
     hint="B is a byte; bit and bps are bits; Gi is 1024 x 1024 x 1024, G is 10^9.",
 )
-MEMORY = Quantity(name="a memory size", units=_decimal("B", "kMGT") | _binary("B", "KMGT"), example="80 GiB")
+MEMORY = Quantity(
+    name="a memory size",
+    units={"B": Fraction(1)} | _decimal("B", "kMGT") | _binary("B", "KMGT"),
+    example="80 GiB",
+)
 PEAK = Quantity(
     name="a peak rate",
     units=_decimal("FLOP/s", "MGTPE") | _decimal("OP/s", "MGTPE"),
@@ -56,18 +60,19 @@ TIME = Quantity(
 )
 
 
-def parse_quantity(text: str, quantity: Quantity) -> int:
+def parse_quantity(text: str, quantity: Quantity, *, zero: bool = False) -> int:
     """Read a number with a unit.
 
     Args:
         text: for example ``25 GB/s``.
         quantity: the kind of measure that is wanted.
+        zero: whether it may be none, as ``0 B``.
 
     Returns:
         The value in the base unit (bytes, bytes/s, FLOP/s, ns), rounded to the nearest integer.
 
     Raises:
-        ValueError: if the text is not a finite positive number with a known unit; the message says why.
+        ValueError: if the text is not a finite positive number (or zero) with a known unit; the message says why.
     """
     if _NOT_FINITE.fullmatch(text):
         raise ValueError("is not finite")
@@ -80,8 +85,10 @@ def parse_quantity(text: str, quantity: Quantity) -> int:
     if scale is None:
         raise ValueError(f"has the unknown unit {match['unit']!r}" + _unit_hint(match["unit"], quantity))
     value = Fraction(match["number"]) * scale
+    if value == 0 and zero:
+        return 0
     if match["sign"] == "-" or value == 0:
-        raise ValueError("is not greater than zero")
+        raise ValueError("is negative" if zero else "is not greater than zero")
     if not 1 <= value <= _LARGEST:
         raise ValueError("is out of range")
     return round(value)

@@ -1,5 +1,6 @@
 """Costs in whole nanoseconds and bytes: compute (roofline), communication (alpha-beta on the topology), memory."""
 
+from tap_planner.cost.buffers import num_communicators, workspace_bytes
 from tap_planner.cost.collectives import COLLECTIVE_KINDS, AlgorithmCost, CollectiveCost, CollectiveModel
 from tap_planner.cost.compute import PRECISION_BYTES, ComputeModel, Work, element_bits, operator_work
 from tap_planner.cost.groups import GroupShape, LevelShare, group_shape, group_shapes
@@ -46,6 +47,7 @@ __all__ = [
     "leaving_bytes",
     "leaving_bytes_of_step",
     "local_work",
+    "num_communicators",
     "operator_times_ns",
     "operator_work",
     "optimizer_ns",
@@ -58,4 +60,5 @@ __all__ = [
     "to_ns",
     "unknown_operators",
     "unsharded_bytes",
+    "workspace_bytes",
 ]

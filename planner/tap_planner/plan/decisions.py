@@ -6,6 +6,7 @@ Placements are tuples with one entry per mesh axis, in mesh order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -191,8 +192,13 @@ class Decisions:
         return 1 if self.pipeline is None else self.pipeline.schedule.num_stages
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks of all stages."""
+        return self.num_stages * math.prod(self.mesh_shape)
+
+    @property
     def mesh_shape(self) -> tuple[int, ...]:
-        """Sizes of the axes."""
+        """Sizes of the axes (of one stage)."""
         return tuple(axis.size for axis in self.axes)
 
     def redistribution_of(self) -> Mapping[tuple[str, Placements, Placements | None], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
@@ -55,7 +56,8 @@ def document_from_json(root: Value) -> PlanDocument:
     Raises:
         PlanFormatError: a value is not what it must be; the message names place, value and remedy.
     """
-    mesh = _mesh(root["mesh"])
+    pipeline = _pipeline(root["pipeline"])
+    mesh = _mesh(root["mesh"], pipeline.num_stages)
     axes = tuple(axis.name for axis in mesh.axes)
     producer = root["producer"]
     digests = root.get("digests")
@@ -71,7 +73,7 @@ def document_from_json(root: Value) -> PlanDocument:
         cluster=cluster,
         options=options,
         mesh=mesh,
-        pipeline=_pipeline(root["pipeline"]),
+        pipeline=pipeline,
         optimizer_states=decided_states(root.get("optimizer")),
         folded=FoldedDecisions(
             parameters=root["parameters"].each(lambda value: _parameter(value, axes)),
@@ -98,18 +100,17 @@ def _model(value: Value) -> ModelInput:
     )
 
 
-def _mesh(value: Value) -> MeshSection:
+def _mesh(value: Value, num_stages: int) -> MeshSection:
     axes = value["axes"].each(
         lambda axis: AxisDecision(name=axis["name"].text(), size=axis["size"].integer(1), levels=axis["levels"].texts())
     )
     if len({axis.name for axis in axes}) != len(axes):
         fail(f"{value.place}.axes", [axis.name for axis in axes], "axes of different names")
     ranks = _ranks(value["ranks"])
-    devices = 1
-    for axis in axes:
-        devices *= axis.size
+    devices = num_stages * math.prod(axis.size for axis in axes)
     if len(ranks) != devices:
-        fail(f"{value.place}.ranks", len(ranks), f"{devices} ranks, the product of the axes")
+        of_stages = f" and of {num_stages} stages" if num_stages > 1 else ""
+        fail(f"{value.place}.ranks", len(ranks), f"{devices} ranks, the product of the axes{of_stages}")
     left_out = value.get("idle_devices")
     return MeshSection(axes=axes, ranks=ranks, idle_devices=() if left_out is None else left_out.each(_idle_places))
 

@@ -97,7 +97,7 @@ def build_document(
     Args:
         producer: the program that writes the plan.
         model: the model that was planned.
-        cluster: ``Cluster.to_json()``.
+        cluster: ``cluster_to_json``.
         options: as given, with the bound batch and loss filled in.
         decisions: the plan.
         reads: tensor name to the name of the parameter that it reads.

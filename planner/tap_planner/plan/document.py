@@ -29,7 +29,7 @@ KIND = "tap.plan"
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "workspace")
 """Kinds of a device's memory in training, besides ``unsharded`` where ZeRO makes whole copies for a time; in inference
-there are ``parameters``, ``caches``, ``inputs``, ``outputs``."""
+there are ``parameters``, ``caches``, ``inputs``, ``outputs``, and ``workspace`` where it is more than nothing."""
 PHASES = ("forward", "recompute", "backward", "gradient", "optimizer")
 
 BlockKey = tuple[str, int]
@@ -453,7 +453,7 @@ class PlanDocument:
     producer: Producer
     model: ModelInput
     cluster: Mapping[str, object]
-    """``Cluster.to_json()``: the complete device record and links."""
+    """``cluster_to_json``: the complete device record and links."""
     options: PlanOptions
     """As given, except that the batch and the loss are the bound ones."""
     mesh: MeshSection
@@ -481,14 +481,15 @@ class PlanDocument:
         total = 0
         for entry in self.collectives:
             kind = entry.kind if entry.kind in SENDING_KINDS else "send_recv"
-            total += entry.count * sent_bytes(kind, math.prod(sizes[axis] for axis in entry.axes), entry.bytes)
+            members = math.prod(sizes[axis] for axis in entry.axes) if entry.axes else 2  # from stage to stage
+            total += entry.count * sent_bytes(kind, members, entry.bytes)
         return total
 
     @property
     def num_idle(self) -> int:
         """Devices that have nothing to do: those outside the mesh, and those of it that repeat others' work."""
         used = {entry.axis: entry.first for entry in self.idle}
-        busy = math.prod(used.get(axis.name, axis.size) for axis in self.mesh.axes)
+        busy = self.pipeline.num_stages * math.prod(used.get(axis.name, axis.size) for axis in self.mesh.axes)
         return len(self.mesh.ranks) - busy + self.mesh.num_left_out
 
     @property

@@ -7,8 +7,9 @@ from tap_planner.program.collectives import (
     local_operands,
     step_payloads,
 )
-from tap_planner.program.lower import lower
+from tap_planner.program.lower import lower, lower_plan
 from tap_planner.program.reading import Value, made_gradients, part_gradients, renewed_operands, rerun_of_regions
+from tap_planner.program.stages import cut_as_planned
 from tap_planner.program.types import (
     Chunk,
     Collective,
@@ -27,6 +28,7 @@ from tap_planner.program.types import (
     Release,
     Send,
     SumTied,
+    Turn,
     UpdateParameters,
 )
 
@@ -48,13 +50,16 @@ __all__ = [
     "Release",
     "Send",
     "SumTied",
+    "Turn",
     "UpdateParameters",
     "Value",
     "collectives",
+    "cut_as_planned",
     "instruction_collectives",
     "local_factor_sizes",
     "local_operands",
     "lower",
+    "lower_plan",
     "made_gradients",
     "part_gradients",
     "renewed_operands",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tap_planner.errors import PlanFormatError
 from tap_planner.operators import rule_of
-from tap_planner.program.reading import made_gradients
+from tap_planner.program.reading import part_gradients
 from tap_planner.program.types import (
     Collective,
     Compute,
@@ -21,6 +21,8 @@ from tap_planner.program.types import (
     Redistribute,
     ReduceGradients,
     ReduceShards,
+    Send,
+    SumTied,
 )
 from tap_planner.sharding import (
     Choice,
@@ -37,17 +39,26 @@ CollectiveKey = tuple[Phase, str, tuple[int, ...], int, str]
 """(phase, kind, axes, elements, dtype)."""
 
 
-def collectives(program: Program) -> tuple[Collective, ...]:
-    """Every collective of one step on the rank at coordinate 0, equal ones counted together.
+def collectives(program: Program, stage: int | None = None) -> tuple[Collective, ...]:
+    """Every collective of one step on the rank at coordinate 0 of a stage, equal ones counted together.
 
-    Order: phase, kind, axes, elements.
+    Args:
+        program: the plan, lowered.
+        stage: of the pipeline; None: the lists of all stages, added up.
+
+    Returns:
+        In the order phase, kind, axes, elements.
     """
     counted: Counter[CollectiveKey] = Counter()
-    for instruction in program.microbatch:
-        for key in instruction_collectives(program, instruction):
-            counted[key] += program.decisions.microbatches
-    for instruction in program.step:
-        counted.update(instruction_collectives(program, instruction))
+    for number, chunk in enumerate(program.chunks):
+        if stage in (None, program.stage_of(number)):
+            for instruction in (*chunk.forward, *chunk.backward, *chunk.weights):
+                for key in instruction_collectives(program, instruction):
+                    counted[key] += program.decisions.microbatches
+    for number, instructions in enumerate(program.steps):
+        if stage in (None, number):
+            for instruction in instructions:
+                counted.update(instruction_collectives(program, instruction))
     order = list(Phase)
     keys = sorted(counted, key=lambda key: (order.index(key[0]), *key[1:]))
     return tuple(
@@ -60,10 +71,16 @@ def collectives(program: Program) -> tuple[Collective, ...]:
 def instruction_collectives(program: Program, instruction: Instruction) -> Iterator[CollectiveKey]:
     """The collectives that one instruction issues on the rank at coordinate 0."""
     match instruction:
-        case Compute(phase=phase, operator=index):
-            yield from _internal_collectives(program, phase, index)
+        case Compute():
+            yield from _internal_collectives(program, instruction)
         case Redistribute():
             yield from _redistribution_collectives(program, instruction)
+        case Send(peer=int()):
+            yield _sent(program, instruction)
+        case SumTied(parameter=name):
+            (tied,) = (parameter for parameter in program.decisions.parameters if parameter.name == name)
+            elements = local_elements(tied.shape, tied.placement, program.decisions.mesh_shape)
+            yield (Phase.GRADIENT, "all_reduce", (), elements, tied.dtype)
         case GatherParameters(phase=phase, bucket=number):
             yield from _bucket_collective(program, phase, "all_gather", number)
         case ReduceGradients(bucket=number):
@@ -88,7 +105,19 @@ def _bucket_collective(program: Program, phase: Phase, kind: str, number: int) -
         yield (phase, kind, axes, bucket.elements, bucket.dtype)
 
 
-def _internal_collectives(program: Program, phase: Phase, index: int) -> Iterator[CollectiveKey]:
+def _sent(program: Program, instruction: Send) -> CollectiveKey:
+    """What goes to another stage."""
+    operand = program.decisions.operators[instruction.operator].inputs[0]
+    assert operand is not None
+    placements = operand.gradient if instruction.phase is Phase.BACKWARD else operand.placement
+    assert placements is not None
+    tensor = program.graph.tensors[operand.tensor].type
+    elements = local_elements(tensor.shape, placements, program.decisions.mesh_shape)
+    return (instruction.phase, "send_recv", (), elements, tensor.dtype)
+
+
+def _internal_collectives(program: Program, instruction: Compute) -> Iterator[CollectiveKey]:
+    phase, index = instruction.phase, instruction.operator
     operator = program.graph.operators[index]
     rule = rule_of(operator.signature)
     if not rule.collectives:
@@ -99,7 +128,9 @@ def _internal_collectives(program: Program, phase: Phase, index: int) -> Iterato
     axes_of = [tuple(axis for axis, found in enumerate(spread) if found == f) for f in range(len(rule.factors))]
     ranks = [math.prod(program.decisions.mesh_shape[axis] for axis in axes) for axes in axes_of]
     issued = [internal for internal in rule.collectives if axes_of[internal.factor]]
-    needed = made_gradients(program.decisions.operators[index]) if phase is Phase.BACKWARD else None
+    needed = None
+    if phase is Phase.BACKWARD:
+        needed = part_gradients(program.graph, program.decisions.operators[index], instruction.part)
     source = operator.signature.inputs[0]
     assert source is not None
     for internal in issued if needed is None else reversed(issued):

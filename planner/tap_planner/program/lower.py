@@ -8,7 +8,7 @@ from tap_planner.errors import ApplyError
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.plan import Decisions, OperandDecision, OperatorDecision
 from tap_planner.program.reading import Reading, made_gradients, part_gradients, rerun_of_regions
-from tap_planner.program.stages import Stages
+from tap_planner.program.stages import Stages, cut_as_planned
 from tap_planner.program.types import (
     Chunk,
     Compute,
@@ -47,8 +47,22 @@ def lower(graph: Graph, decisions: Decisions) -> Program:
         decisions=decisions,
         chunks=tuple(lowering.chunks()),
         steps=tuple(lowering.steps()),
+        parameters=tuple(lowering.parameters()),
         loss_scale_denominator=decisions.microbatches if mean else 1,
     )
+
+
+def lower_plan(graph: Graph, decisions: Decisions) -> Program:
+    """Cut a graph in the stages of a plan and lower the plan onto it.
+
+    Args:
+        graph: the model bound with the batch of one microbatch.
+        decisions: as expanded from a plan.
+
+    Raises:
+        ApplyError: as ``lower``.
+    """
+    return lower(cut_as_planned(graph, decisions), decisions)
 
 
 class _Lowering:
@@ -139,7 +153,35 @@ class _Lowering:
                     later.append(instruction)
                 case _:
                     first.append(instruction)
-        return first, later
+        return first, self._with_gathers(later)
+
+    def _with_gathers(self, later: Sequence[Instruction]) -> list[Instruction]:
+        """Gradients of parameters with what they read of parameters themselves: gathered before the first that does,
+        forgotten after the last."""
+        needed = [self._buckets_read(instruction) for instruction in later]
+        last = {bucket: position for position, buckets in enumerate(needed) for bucket in buckets}
+        gathered: set[int] = set()
+        found: list[Instruction] = []
+        for position, (instruction, buckets) in enumerate(zip(later, needed, strict=True)):
+            found.extend(GatherParameters(Phase.BACKWARD, bucket) for bucket in buckets if bucket not in gathered)
+            gathered.update(buckets)
+            found.append(instruction)
+            found.extend(ForgetParameters(bucket) for bucket in buckets if last[bucket] == position)
+        return found
+
+    def _buckets_read(self, instruction: Instruction) -> tuple[int, ...]:
+        """Buckets (ZeRO 3) whose whole parameters the backward of parameters reads."""
+        if not isinstance(instruction, Compute):
+            return ()
+        operands = self.reading.kept(instruction.operator, instruction.part)[0]
+        reads = (self.graph.tensors[o.tensor].read for o in operands if self.reading.edge(o) is None)
+        buckets = (self.bucket_of_tensor.get(read.parameter) for read in reads if read is not None)
+        return tuple(dict.fromkeys(bucket for bucket in buckets if bucket is not None))
+
+    def parameters(self) -> Iterator[tuple[str, ...]]:
+        """What each stage holds."""
+        for stage in range(self.decisions.num_stages):
+            yield tuple(name for name, stages in self.stages.of_parameter.items() if stage in stages)
 
     def steps(self) -> Iterator[tuple[Instruction, ...]]:
         """What each stage does once."""
@@ -189,7 +231,7 @@ class _Lowering:
     def _run(self, index: int, phase: Phase, made: set[int], gathered: set[int]) -> Iterator[Instruction]:
         """Gathers and redistributions that an operator still waits for, then the operator."""
         if self.stages.is_transfer(index):
-            yield Receive(phase, index)
+            yield Receive(phase, index, self.stages.other_end(index, self.stages.chunk_of(index)))
             return
         yield from self._operands_of(index, phase, made, gathered)
         yield Compute(phase, index)
@@ -218,14 +260,14 @@ class _Lowering:
             yield from self._after_forward(number, gathered)
         for transfer in self.stages.sent_from(chunk):
             yield from self._operands_of(transfer, Phase.FORWARD, made, gathered)
-            yield Send(Phase.FORWARD, transfer)
+            yield Send(Phase.FORWARD, transfer, self.stages.other_end(transfer, chunk))
 
     def _backward(self, chunk: int) -> Iterator[Instruction]:
         gathered: set[int] = set()
         pending = self._edges_by_release()
         for transfer in self.stages.sent_from(chunk):
             if self._makes_gradient(transfer):
-                yield Receive(Phase.BACKWARD, transfer)
+                yield Receive(Phase.BACKWARD, transfer, self.stages.other_end(transfer, chunk))
         position = self.stages.chunks[chunk].stop
         for number in reversed(self.stages.regions[chunk]):
             region = self.decisions.regions[number]
@@ -285,7 +327,7 @@ class _Lowering:
             yield from (Redistribute(Phase.BACKWARD, edge) for edge in self._edges_of(name))
         if self._makes_gradient(index):
             if self.stages.is_transfer(index):
-                yield Send(Phase.BACKWARD, index)
+                yield Send(Phase.BACKWARD, index, self.stages.other_end(index, self.stages.chunk_of(index)))
                 return
             for operand in self._operands(decision):
                 read = self.graph.tensors[operand.tensor].read

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tap_planner.graph import Graph, TensorKind
-from tap_planner.operators import kept_for_backward, record_of
+from tap_planner.operators import TRANSFER, kept_for_backward, record_of
 from tap_planner.plan import Decisions, OperandDecision, OperatorDecision
 from tap_planner.program.types import (
     Compute,
@@ -147,7 +147,10 @@ def part_gradients(graph: Graph, decision: OperatorDecision, part: Part) -> tupl
 
 
 def rerun_of_regions(graph: Graph, decisions: Decisions) -> tuple[frozenset[int], ...]:
-    """Per region the operators (indices) whose forward runs again before its backward."""
+    """Per region the operators (indices) whose forward runs again before its backward.
+
+    What another stage sent is kept.
+    """
     regions: list[range] = []
     for region in decisions.regions:
         first = regions[-1].stop if regions else 0
@@ -161,7 +164,8 @@ def rerun_of_regions(graph: Graph, decisions: Decisions) -> tuple[frozenset[int]
             again.append(cut[number])
         else:
             again.append(frozenset(regions[number]) if region.recompute == "full" else frozenset())
-    return tuple(again)
+    received = {index for index, operator in enumerate(graph.operators) if operator.type == TRANSFER}
+    return tuple(indices - received for indices in again)
 
 
 def renewed_operands(program: Program) -> Mapping[int, tuple[int, ...]]:

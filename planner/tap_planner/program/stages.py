@@ -4,13 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tap_planner.errors import ApplyError
-from tap_planner.graph import Graph
+from tap_planner.errors import ApplyError, UsageError
+from tap_planner.graph import Graph, cut_in_stages
 from tap_planner.operators import TRANSFER
 from tap_planner.plan import Decisions
-from tap_planner.schedule import Work
+from tap_planner.schedule import Work, check
 
 _HINT = "the plan was edited or damaged: write it again with tap-plan"
+
+
+def cut_as_planned(graph: Graph, decisions: Decisions) -> Graph:
+    """Cut a graph in the stages of a plan.
+
+    Args:
+        graph: the model bound with the batch of one microbatch.
+        decisions: the plan.
+
+    Returns:
+        The graph that the decisions are about; without a pipeline the same one.
+
+    Raises:
+        ApplyError: the plan begins a stage where the graph has no operator.
+    """
+    if decisions.pipeline is None:
+        return graph
+    ends = (*decisions.pipeline.chunks[1:], len(decisions.operators))
+    starts: list[str] = []
+    for begin, end in zip(decisions.pipeline.chunks, ends, strict=True):
+        own = (operator.id for operator in decisions.operators[begin:end] if operator.type != TRANSFER)
+        starts.extend(tuple(own)[:1])
+    try:
+        return cut_in_stages(graph, starts)[0]
+    except UsageError as error:
+        raise ApplyError(f"the plan was made for another model: {error.message}", hint=_HINT) from error
 
 
 class Stages:
@@ -40,7 +66,11 @@ class Stages:
             name: self._chunk_of[index] for index, operator in enumerate(graph.operators) for name in operator.outputs
         }
         self._sent = self._transfers()
-        self.of_parameter: Mapping[str, tuple[int, ...]] = self._parameters()
+        self._readers = self._reading_chunks()
+        self._check_zero()
+        self.of_parameter: Mapping[str, tuple[int, ...]] = {
+            name: tuple(sorted({*map(self.stage_of, chunks)})) or (0,) for name, chunks in self._readers.items()
+        }
         """The stages that read each parameter, in order."""
         self._of_bucket = self._buckets()
 
@@ -53,6 +83,16 @@ class Stages:
     def stage_of(self, chunk: int) -> int:
         """The stage that holds a chunk."""
         return 0 if self._pipeline is None else self._pipeline.stage_of(chunk)
+
+    def chunk_of(self, index: int) -> int:
+        """The chunk that an operator lies in."""
+        return self._chunk_of[index]
+
+    def other_end(self, transfer: int, chunk: int) -> int | None:
+        """The stage at the other end of a transfer that begins or ends in a chunk; None where that is its own."""
+        source, end = self.source_of(transfer), self._chunk_of[transfer]
+        other = self.stage_of(source if chunk == end else end)
+        return None if other == self.stage_of(chunk) else other
 
     def is_transfer(self, index: int) -> bool:
         """Whether an operator stands for what goes from chunk to chunk."""
@@ -85,6 +125,10 @@ class Stages:
     def _check_chunks(self) -> None:
         if self._pipeline is None:
             return
+        try:
+            check(self._pipeline.schedule)
+        except UsageError as error:
+            raise ApplyError(error.message, hint=error.hint) from error
         count = self._pipeline.schedule.num_virtual_stages
         if len(self.chunks) != count:
             raise ApplyError(f"pipeline: {len(self.chunks)} chunks, expected {count} by the schedule", hint=_HINT)
@@ -129,21 +173,36 @@ class Stages:
                 found[source] = (*found.get(source, ()), index)
         return found
 
-    def _parameters(self) -> Mapping[str, tuple[int, ...]]:
+    def _reading_chunks(self) -> Mapping[str, set[int]]:
         readers: dict[str, set[int]] = {parameter.name: set() for parameter in self._decisions.parameters}
         for index, operator in enumerate(self._graph.operators):
             for name in operator.inputs:
                 read = None if name is None else self._graph.tensors[name].read
                 if read is not None and read.parameter in readers:
                     readers[read.parameter].add(self._chunk_of[index])
+        return readers
+
+    def _check_zero(self) -> None:
+        """From ZeRO 2 on what is gathered and reduced together, in every microbatch, lies in one chunk."""
+        chunks_of: dict[int, set[int]] = {}
         for parameter in self._decisions.parameters:
-            if len(readers[parameter.name]) > 1 and parameter.zero_level > 1:
+            if parameter.zero_level < 2:
+                continue
+            readers = self._readers[parameter.name]
+            if len(readers) > 1:
                 raise ApplyError(
                     f"parameter {parameter.name!r}: ZeRO {parameter.zero_level} where several chunks of the pipeline "
                     "read it, expected 0 or 1",
                     hint=_HINT,
                 )
-        return {name: tuple(sorted({*map(self.stage_of, chunks)})) or (0,) for name, chunks in readers.items()}
+            if parameter.bucket is not None and len(chunks_of.setdefault(parameter.bucket, set()) | readers) > 1:
+                raise ApplyError(
+                    f"bucket {parameter.bucket}: ZeRO {parameter.zero_level} where its parameters lie in different "
+                    "chunks of the pipeline, expected 0 or 1",
+                    hint=_HINT,
+                )
+            if parameter.bucket is not None:
+                chunks_of[parameter.bucket] |= readers
 
     def _buckets(self) -> Mapping[int, tuple[int, ...]]:
         found: dict[int, tuple[int, ...]] = {}

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import bisect
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
+from tap_planner.schedule import Work
 from tap_planner.sharding import Placements
 
 
@@ -66,6 +68,8 @@ class Send:
     phase: Phase
     operator: int
     """The ``Transfer``, index into ``Graph.operators``."""
+    peer: int | None
+    """The stage that it is sent to; None where that is this one, and nothing is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Receive:
 
     phase: Phase
     operator: int
+    peer: int | None
+    """The stage that it is sent from; None where that is this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,8 @@ class Collective:
     phase: Phase
     kind: str
     axes: tuple[int, ...]
+    """Empty where it goes along the pipeline: from stage to stage (``send_recv``, listed for the stage that sends), or
+    over the stages that hold a tied parameter."""
     elements: int
     """Logical payload of one call, definitions.md "Comparing execution with the plan"."""
     dtype: str
@@ -182,6 +190,18 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a stage does in one go: one slot of its order, or without a pipeline all work on a microbatch."""
+
+    microbatch: int
+    chunk: int
+    """Index into ``Program.chunks``."""
+    instructions: tuple[Instruction, ...]
+    is_last: bool
+    """Whether the stage is done with the microbatch in this chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A plan lowered onto the graph of one microbatch."""
 
@@ -192,6 +212,8 @@ class Program:
     """In model order."""
     steps: tuple[tuple[Instruction, ...], ...]
     """Per stage, what it does once, after all microbatches."""
+    parameters: tuple[tuple[str, ...], ...]
+    """Per stage, the names of the parameters that it holds: those that its operators read."""
     loss_scale_denominator: int
     """The loss of a microbatch is divided by this (microbatches for means, 1 for sums)."""
 
@@ -207,10 +229,40 @@ class Program:
         """All that is done once, of all stages."""
         return tuple(instruction for step in self.steps for instruction in step)
 
+    def turns(self, stage: int) -> Iterator[Turn]:
+        """What a stage does before the end of the step, in order."""
+        pipeline = self.decisions.pipeline
+        if pipeline is None:
+            for microbatch in range(self.decisions.microbatches):
+                yield Turn(microbatch=microbatch, chunk=0, instructions=self.microbatch, is_last=True)
+            return
+        for slot in pipeline.schedule.orders[stage]:
+            number = pipeline.schedule.virtual_stage(stage, slot.chunk)
+            chunk = self.chunks[number]
+            match slot.work:
+                case Work.FORWARD:
+                    instructions = chunk.forward
+                case Work.BACKWARD:
+                    instructions = (*chunk.backward, *chunk.weights)
+                case Work.INPUT_BACKWARD:
+                    instructions = chunk.backward
+                case Work.WEIGHT_BACKWARD:
+                    instructions = chunk.weights
+            yield Turn(
+                microbatch=slot.microbatch,
+                chunk=number,
+                instructions=instructions,
+                is_last=slot.work in (Work.BACKWARD, Work.WEIGHT_BACKWARD),
+            )
+
     def stage_of(self, chunk: int) -> int:
         """The stage that holds a chunk."""
         pipeline = self.decisions.pipeline
         return 0 if pipeline is None else pipeline.stage_of(chunk)
+
+    def stages_of(self, parameter: str) -> tuple[int, ...]:
+        """The stages that hold a parameter, in order."""
+        return tuple(stage for stage, names in enumerate(self.parameters) if parameter in names)
 
     def chunk_of(self, operator: int) -> int:
         """The chunk that an operator lies in."""

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tap_planner.cost import PriceList, parameter_memory, reduction_calls, unsharded_bytes
+from tap_planner.cost import PriceList, parameter_memory, reduction_calls, unsharded_bytes, workspace_bytes
 from tap_planner.schedule import BUCKET_ELEMENTS
 from tap_planner.search.configuration import Configuration, Recompute, ZeroSetting
 from tap_planner.search.model import Model, PartKind
@@ -96,10 +96,24 @@ class CostedModel:
             self._members[key] = {setting: tuple(members) for setting, members in found.items()}
         return self._members[key]
 
+    @cached_property
+    def workspace_bytes(self) -> int:
+        """What communication takes under every choice."""
+        space, configuration = self.model.space, self.configuration
+        stages = 1 if configuration.pipeline is None else configuration.pipeline.num_stages
+        return stages * workspace_bytes(
+            space.cluster,
+            space.mesh_shape,
+            space.graph,
+            configuration.precision,
+            training=configuration.training,
+            num_stages=stages,
+        )
+
     def least_own_bytes(self) -> int:
-        """A lower bound of the memory: what parameters need at least, by themselves."""
+        """A lower bound of the memory: what communication and, at least, parameters need by themselves."""
         model = self.model
-        total = sum(self._least_bytes(variable) for variable in model.outer.variables)
+        total = self.workspace_bytes + sum(self._least_bytes(variable) for variable in model.outer.variables)
         for run, link in zip(model.runs, model.links, strict=True):
             total += run.num_links * sum(self._least_bytes(variable) for variable in link.variables)
         return total

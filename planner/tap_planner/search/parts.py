@@ -173,6 +173,9 @@ class Parts:
 
     def _make_fixed_tables(self, kind: PartKind, number: int, exact: bool) -> PartTables:
         tables = PartTables()
+        if kind is PartKind.OUTER and self.costed.workspace_bytes:
+            workspace = np.array(self.costed.workspace_bytes * SCALE)
+            tables.add((), np.zeros_like(workspace), workspace, activation=False)
         for variable in self.model.part(kind, number).variables:
             self._add_own(tables, variable, kind, exact)
         self._add_terms(tables, self._term_tables(kind, number, exact, shared_out=False))

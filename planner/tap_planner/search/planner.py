@@ -120,6 +120,7 @@ class _Answer:
                 strategies=plan.strategies,
             ),
             notes=self.space.notes,
+            pipeline=self.request.pipeline,
         )
 
 

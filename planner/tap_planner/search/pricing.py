@@ -24,7 +24,7 @@ class Price:
 
     ns: int
     own_bytes: int
-    """Parameters and their states."""
+    """Parameters and their states, and what communication takes."""
     activation_bytes: int
 
     @property
@@ -44,7 +44,7 @@ def price_choices(costed: CostedModel, choices: Choices) -> Price:
     for number in range(len(model.runs)):
         for view in views_of(costed, choices, PartKind.LINK, number):
             total.add_part(view)
-    own_bytes = total.own_bytes + total.whole_bytes()
+    own_bytes = costed.workspace_bytes + total.own_bytes + total.whole_bytes()
     return Price(ns=total.ns, own_bytes=own_bytes, activation_bytes=total.activation_bytes)
 
 

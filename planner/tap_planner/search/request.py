@@ -122,6 +122,8 @@ class SearchResult:
     """The proof that no plan needs less memory, where that was to be the least."""
     near: Nearness | None = None
     """How little it changes of an old plan that it was to stay near to."""
+    pipeline: Pipeline | None = None
+    """Stages that the plan is for, but not cut in: objective, bound and memory are those of all of them together."""
     states: StatesChoice | None = None
     """What was compared where the element type of the moments was left open."""
 
@@ -158,6 +160,14 @@ class NothingFasterError(LimitReachedError):
     """No plan is faster than the request's ceiling."""
 
 
+def _held_back(request: SearchRequest, limit: int) -> str:
+    """What of the device is no part of the limit."""
+    reserved = request.cluster.reserved_memory_bytes
+    if not reserved or limit != request.cluster.usable_memory_bytes:
+        return ""
+    return f", with {reserved} bytes of the device reserved"
+
+
 def does_not_fit(request: SearchRequest, least: int, limit: int, needs: str) -> InfeasibleError:
     """The answer that nothing fits.
 
@@ -169,7 +179,7 @@ def does_not_fit(request: SearchRequest, least: int, limit: int, needs: str) -> 
     """
     return InfeasibleError(
         f"no plan fits: {needs} at least {gigabytes(least)} per device "
-        f"({least} bytes), the limit is {gigabytes(limit)} ({limit} bytes)",
+        f"({least} bytes), the limit is {gigabytes(limit)} ({limit} bytes{_held_back(request, limit)})",
         hint=_infeasible_hint(request, least, limit),
         least_memory_bytes=least,
         limit_bytes=limit,

@@ -103,7 +103,7 @@ class ModelSpace:
         hints: Mapping[str, tuple[tuple[int, ...], ...]],
         prices: PriceList = PriceList.TIME,
     ) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self.index = index
         self.graph = index.graph
         self.folded = index.folded
@@ -124,7 +124,7 @@ class ModelSpace:
     @cached_property
     def axis_levels(self) -> tuple[tuple[str, ...], ...]:
         """Per axis, names of the levels that it spans."""
-        return tuple(axis_levels(self.mesh, self._cluster, axis) for axis in range(len(self.mesh.axes)))
+        return tuple(axis_levels(self.mesh, self.cluster, axis) for axis in range(len(self.mesh.axes)))
 
     # -- operators ---------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from tap_planner.simulate.additive import Price, price_program, sent_by_program
 from tap_planner.simulate.backgrounds import GATHER, GRADIENT
 from tap_planner.simulate.bounds import LowerBounds, lower_bounds
 from tap_planner.simulate.closing import TIED, UPDATED
+from tap_planner.simulate.durations import Durations
 from tap_planner.simulate.events import Event, MemoryPoint
 from tap_planner.simulate.overlap import Background, Busy, hidden_ns
 from tap_planner.simulate.passes import BLOCKING
@@ -23,6 +24,7 @@ __all__ = [
     "UPDATED",
     "Background",
     "Busy",
+    "Durations",
     "Event",
     "LowerBounds",
     "MemoryPoint",

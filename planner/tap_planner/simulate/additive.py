@@ -13,6 +13,7 @@ from tap_planner.cost import (
     PriceList,
     shard_elements,
     unsharded_bytes,
+    workspace_bytes,
 )
 from tap_planner.graph import TensorKind
 from tap_planner.operators import CACHE_OPERAND, OUTPUT
@@ -27,13 +28,15 @@ from tap_planner.program import (
     Redistribute,
     ReduceGradients,
     ReduceShards,
+    SumTied,
     UpdateParameters,
 )
 from tap_planner.schedule import BUCKET_ELEMENTS
 from tap_planner.sharding import Placements, local_elements
 from tap_planner.simulate.durations import Durations
-from tap_planner.simulate.holding import first_regions, held_for_backward, working_regions
+from tap_planner.simulate.holding import first_regions, held_by_chunk, held_for_backward, working_regions
 from tap_planner.simulate.memory import stored_memory
+from tap_planner.simulate.staged import in_flight_bytes, stage_times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class Price:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
+    bubble_ns: int = 0
+    """Of a pipeline: what the stage that the rest speaks of waits for others."""
     unsharded_bytes: int = 0
     """Whole copies of parameters and gradients that exist beside ZeRO's shards while their group is in use."""
     cache_bytes: int = 0
@@ -59,28 +64,34 @@ class Price:
     """Of one microbatch, in inference; caches are none of them."""
     output_bytes: int = 0
     """Of all microbatches, in inference; caches are none of them."""
+    workspace_bytes: int = 0
+    """What communication takes, the same for every plan on a mesh."""
 
     @property
     def objective_ns(self) -> int:
         """Objective A."""
-        return self.compute_ns + self.communication_ns + self.gradient_ns + self.optimizer_ns
+        busy_ns = self.compute_ns + self.communication_ns + self.gradient_ns + self.optimizer_ns
+        return busy_ns + self.bubble_ns
 
     @property
     def memory_bytes(self) -> int:
         """Memory model M, per device."""
         training = self.gradient_bytes + self.optimizer_bytes + self.activation_bytes + self.unsharded_bytes
-        return self.parameter_bytes + training + self.cache_bytes + self.input_bytes + self.output_bytes
+        inference = self.cache_bytes + self.input_bytes + self.output_bytes
+        return self.parameter_bytes + training + inference + self.workspace_bytes
 
 
 def price_program(program: Program, cluster: Cluster, which: PriceList = PriceList.TIME) -> Price:
-    """Price every instruction of one step on the rank at coordinate 0.
+    """Price every instruction of one step on the rank at coordinate 0; of a pipeline as ``staged`` says, times of the
+    stage whose step ends last, memory of the stage that holds most.
 
     Args:
         program: the plan, lowered.
         cluster: the devices that its mesh uses.
         which: what is counted; with ``PriceList.VOLUME`` what is called ns is bytes sent.
     """
-    return _Pricing(program, cluster, which).price()
+    pricing = _Pricing(program, cluster, which)
+    return pricing.price() if program.decisions.pipeline is None else pricing.price_of_stages()
 
 
 def sent_by_program(program: Program, cluster: Cluster) -> int:
@@ -95,6 +106,7 @@ def sent_by_program(program: Program, cluster: Cluster) -> int:
 class _Pricing:
     def __init__(self, program: Program, cluster: Cluster, which: PriceList) -> None:
         self.program = program
+        self.cluster = cluster
         self.decisions = program.decisions
         self.mesh_shape = program.decisions.mesh_shape
         self.durations = Durations(program, cluster, which)
@@ -128,8 +140,67 @@ class _Pricing:
             optimizer_bytes=sum(sizes[2] for sizes in memory),
             activation_bytes=self._activation_bytes() if self.decisions.mode == "train" else 0,
             unsharded_bytes=self._unsharded_bytes() if self.decisions.mode == "train" else 0,
+            workspace_bytes=self._workspace_bytes(),
             **(self._stored_bytes() if self.decisions.mode == "infer" else {}),
         )
+
+    def price_of_stages(self) -> Price:
+        """Costs, and memory, of a pipeline."""
+        times = stage_times(self.program, self.durations)
+        ends = [self._once(stage) for stage in range(self.decisions.num_stages)]
+        slowest = max(range(len(ends)), key=lambda stage: (sum(ends[stage]), -stage))
+        own = times.stages[slowest]
+        memory = self._memory_of_stages()
+        fullest = max(memory, key=lambda one: sum(one))
+        return Price(
+            compute_ns=own.compute_ns,
+            communication_ns=own.communication_ns,
+            gradient_ns=ends[slowest][0],
+            optimizer_ns=ends[slowest][1],
+            bubble_ns=times.makespan_ns - own.compute_ns - own.communication_ns,
+            parameter_bytes=fullest[0],
+            gradient_bytes=fullest[1],
+            optimizer_bytes=fullest[2],
+            activation_bytes=fullest[3],
+            unsharded_bytes=fullest[4],
+            workspace_bytes=self._workspace_bytes(),
+        )
+
+    def _once(self, stage: int) -> tuple[int, int]:
+        """What a stage does beside its slots: (reductions and gathers, the optimizer)."""
+        gradient = optimizer = 0
+        for number, chunk in enumerate(self.program.chunks):
+            if self.program.stage_of(number) == stage:
+                for instruction in (*chunk.forward, *chunk.backward, *chunk.weights):
+                    kind, ns = self._instruction(instruction)
+                    gradient += ns * self.decisions.microbatches if kind == "gradient" else 0
+        for instruction in self.program.steps[stage]:
+            if isinstance(instruction, UpdateParameters):
+                optimizer += self.durations.update_ns(self.program.parameters[stage])
+            elif isinstance(instruction, SumTied):
+                name = instruction.parameter
+                gradient += self.durations.tied_ns(self.parameters[name], self.program.stages_of(name))
+            else:
+                gradient += self._instruction(instruction)[1]
+        return gradient, optimizer
+
+    def _memory_of_stages(self) -> list[tuple[int, int, int, int, int]]:
+        """Per stage: parameters, gradients, optimizer, activations, whole copies."""
+        held, working = (
+            [
+                sum(self._tensor_bytes(*entry) for entry in chunk)
+                for chunk in held_by_chunk(self.program, with_working=w)
+            ]
+            for w in (False, True)
+        )
+        activations = in_flight_bytes(self.program, held, working)
+        found: list[tuple[int, int, int, int, int]] = []
+        for stage in range(self.decisions.num_stages):
+            names = self.program.parameters[stage]
+            sizes = [stored_memory(self.decisions, self.parameters[name]) for name in names]
+            stored = (sum(size[kind] for size in sizes) for kind in range(3))
+            found.append((*stored, activations[stage], self._unsharded_bytes(frozenset(names))))  # type: ignore[arg-type]
+        return found
 
     def _instruction(self, instruction: Instruction) -> tuple[str, int]:
         match instruction:
@@ -181,8 +252,8 @@ class _Pricing:
         """Distinct (tensor, placement) entries that are held from forward to backward, with the working sets."""
         return sum(self._tensor_bytes(*entry) for entry in held_for_backward(self.program))
 
-    def _unsharded_bytes(self) -> int:
-        """Whole copies beside ZeRO's shards, and room for them.
+    def _unsharded_bytes(self, names: frozenset[str] | None = None) -> int:
+        """Whole copies beside ZeRO's shards, and room for them; of some parameters (None: all).
 
         The occurrences of a run take turns in one room: it is that of the last occurrence, for the highest level in any
         run. Outside runs, copies count that are too large for a bucket.
@@ -191,9 +262,10 @@ class _Pricing:
         working = working_regions(self.decisions)
         regions = self.decisions.regions
         in_runs = {name for name, number in first.items() if regions[number].run is not None}
-        highest = max((p.zero_level for p in self.decisions.parameters if p.name in in_runs), default=0)
+        chosen = [p for p in self.decisions.parameters if names is None or p.name in names]
+        highest = max((p.zero_level for p in chosen if p.name in in_runs), default=0)
         total = 0
-        for parameter in self.decisions.parameters:
+        for parameter in chosen:
             number = first.get(parameter.name)
             if number is None or not parameter.trainable or not parameter.data_axes:
                 continue
@@ -206,6 +278,16 @@ class _Pricing:
                     optimizer=self.decisions.optimizer or "sgd",
                 )
         return total
+
+    def _workspace_bytes(self) -> int:
+        return workspace_bytes(
+            self.cluster,
+            self.mesh_shape,
+            self.program.graph,
+            self.decisions.precision,
+            training=self.decisions.mode == "train",
+            num_stages=self.decisions.num_stages,
+        )
 
     def _stored_bytes(self) -> dict[str, int]:
         """Inference: what the devices hold from step to step, and what goes in and comes out."""

@@ -26,6 +26,11 @@ def held_for_backward(program: Program, *, with_working: bool = True) -> frozens
         with_working: whether all that the backward of a working region reads counts, as in model M; False: only what
             is held at the end of forward.
     """
+    return frozenset[Entry]().union(*held_by_chunk(program, with_working=with_working))
+
+
+def held_by_chunk(program: Program, *, with_working: bool = True) -> tuple[frozenset[Entry], ...]:
+    """The same of one microbatch in each chunk of a pipeline; arguments as in ``held_for_backward``."""
     return _Holding(program, with_working).entries()
 
 
@@ -69,11 +74,18 @@ class _Holding:
         self._remade = {tensor for tensor, region in self._made_in.items() if region in selective} & {
             output.tensor for index in self._again for output in program.decisions.operators[index].outputs
         }
-        self._held: set[Entry] = set()
+        self._chunk_of = tuple(number for number, chunk in enumerate(program.chunks) for _ in chunk.operators)
+        operators = program.decisions.operators
+        self._chunk_named = {d.id: self._chunk_of[index] for index, d in enumerate(operators)}
+        self._chunk_making = {o.tensor: self._chunk_of[index] for index, d in enumerate(operators) for o in d.outputs}
+        self._held_in: list[set[Entry]] = [set() for _ in program.chunks]
+        self._held = self._held_in[0]
+        """Of the chunk that is looked at."""
 
-    def entries(self) -> frozenset[Entry]:
-        """All of them."""
+    def entries(self) -> tuple[frozenset[Entry], ...]:
+        """All of them, by chunk."""
         for index, decision in enumerate(self._decisions.operators):
+            self._held = self._held_in[self._chunk_of[index]]
             region = self._region_of[decision.id]
             setting = self._decisions.regions[region].recompute
             if setting != "full" or region in self._working:
@@ -85,7 +97,7 @@ class _Holding:
         self._shared_copies()
         tensors = self._program.graph.tensors
         kinds = (TensorKind.ACTIVATION, TensorKind.INPUT)
-        return frozenset(entry for entry in self._held if tensors[entry[0]].kind in kinds)
+        return tuple(frozenset(e for e in held if tensors[e[0]].kind in kinds) for held in self._held_in)
 
     def _read_by_backward(self, index: int, *, everything: bool) -> None:
         """What an operator's backward reads, of it all or what is not made again."""
@@ -122,4 +134,5 @@ class _Holding:
         for redistribution in self._decisions.redistributions:
             regions = {self._region_of[consumer] for consumer in redistribution.consumers}
             if len(regions) > 1 and any(self._decisions.regions[number].recompute == "full" for number in regions):
-                self._held.add((redistribution.tensor, redistribution.to))
+                chunk = self._chunk_making.get(redistribution.tensor, self._chunk_named[redistribution.consumers[0]])
+                self._held_in[chunk].add((redistribution.tensor, redistribution.to))

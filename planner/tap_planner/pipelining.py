@@ -1,0 +1,117 @@
+"""From the answer of a search for all stages together to a pipeline: where it is cut, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tap_planner.plan import cut_decisions
+from tap_planner.schedule import PipelineSchedule, balanced_cuts, make_schedule
+
+if TYPE_CHECKING:
+    from tap_planner.cluster import Cluster
+    from tap_planner.graph import Graph
+    from tap_planner.plan import Decisions
+    from tap_planner.program import Program
+    from tap_planner.search import SearchResult
+
+__all__ = ["cut_in_pipeline"]
+
+WIDE = 2
+"""Cuts are tried where no more than so many times the fewest bytes cross over."""
+
+
+def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
+    """Cut the plan of a search result in stages of about equal time.
+
+    Args:
+        result: a plan for all stages together.
+        cluster: the devices that they use.
+
+    Raises:
+        UsageError: the model cannot be cut in so many parts.
+    """
+    from tap_planner.program import lower
+
+    graph, whole, pipeline = result.folded.graph, result.decisions, result.pipeline
+    assert pipeline is not None
+    chunks = pipeline.num_chunks if pipeline.num_chunks > 1 else None
+    schedule = make_schedule(pipeline.schedule, pipeline.num_stages, whole.microbatches, chunks)
+    trial = lower(*cut_decisions(graph, whole, _even(graph, schedule), schedule))
+    times = _Times(graph, whole, trial, cluster)
+    cuts = balanced_cuts(times.work_ns, times.border_ns, schedule.num_virtual_stages, times.allowed)
+    return lower(*cut_decisions(graph, whole, [graph.operators[index].id for index in cuts], schedule))
+
+
+def _even(graph: Graph, schedule: PipelineSchedule) -> Sequence[str]:
+    """Parts of about as many operators each."""
+    count, parts = len(graph.operators), schedule.num_virtual_stages
+    starts = sorted({count * part // parts for part in range(parts)})
+    return [graph.operators[index].id for index in starts]
+
+
+class _Times:
+    """What operators take, and what goes over where a model is cut before one.
+
+    Args:
+        graph: the model of one microbatch.
+        whole: its plan.
+        trial: the same plan, cut somehow: where does not matter.
+        cluster: the devices.
+    """
+
+    def __init__(self, graph: Graph, whole: Decisions, trial: Program, cluster: Cluster) -> None:
+        from tap_planner.cluster import PIPELINE
+        from tap_planner.simulate import Durations
+
+        self._graph, self._whole = graph, whole
+        self._durations = Durations(trial, cluster)
+        self._links, self._pipeline = self._durations.links, PIPELINE
+        self.work_ns = self._work(trial)
+        """Per operator, forward, recomputation and backward with their collectives."""
+        crossing = self._crossing()
+        least = int(crossing[1:].min()) if len(crossing) > 1 else 0
+        self.allowed = [bool(size <= WIDE * least) for size in crossing]
+        """Per operator, whether little enough goes over before it."""
+        self.border_ns = [
+            2 * self._links.cost("send_recv", (PIPELINE,), int(size)).ns if may else 0
+            for size, may in zip(crossing, self.allowed, strict=True)
+        ]
+        """Per operator, what a cut before it sends, forward and back."""
+
+    def _work(self, trial: Program) -> list[int]:
+        from tap_planner.program import Compute, Redistribute
+
+        place = {operator.id: index for index, operator in enumerate(self._graph.operators)}
+        found = [0] * len(self._graph.operators)
+        for instruction in trial.microbatch:
+            match instruction:
+                case Compute(operator=index):
+                    name = trial.graph.operators[index].id
+                    ns = self._durations.compute_ns(instruction)
+                case Redistribute(redistribution=edge):
+                    name, ns = trial.decisions.redistributions[edge].consumers[0], 0
+                case _:
+                    continue
+            ns += sum(busy.ns for busy in self._durations.collectives(instruction))
+            if name in place:
+                found[place[name]] += ns
+        return found
+
+    def _crossing(self) -> np.ndarray:
+        """[operators] bytes of a rank that are made before each operator and read by it or later."""
+        made: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for index, operator in enumerate(self._graph.operators):
+            made.update((name, index) for name in operator.outputs)
+            last.update((name, index) for name in operator.inputs if name in made)
+        change = np.zeros(len(self._graph.operators) + 1, dtype=np.int64)
+        for operator in self._whole.operators:
+            for output in operator.outputs:
+                if output.tensor in last:
+                    size = self._durations.tensor_bytes(output.tensor, output.placement)
+                    change[made[output.tensor] + 1] += size
+                    change[last[output.tensor] + 1] -= size
+        return np.cumsum(change)[:-1]
