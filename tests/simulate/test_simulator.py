@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tap_planner import api
-from tap_planner.cluster import Cluster, Mesh, MeshAxis, load_cluster
+from tap_planner.cluster import Mesh, MeshAxis, cluster_from_json, load_cluster
 from tap_planner.cost import CollectiveModel
 from tap_planner.errors import UsageError
 from tap_planner.plan import read_plan
@@ -130,7 +130,7 @@ def test_reference_plans(name: str) -> None:
     """The plans under plans/ take as long in time as they are predicted to."""
     entry = yaml.safe_load((ROOT / "plans" / "index.yaml").read_text(encoding="utf-8"))[name]
     document = read_plan(ROOT / "plans" / f"{name}.json")
-    program, cluster = api.lower_plan(document, ROOT / entry["model"]), Cluster.from_json(document.cluster)
+    program, cluster = api.lower_plan(document, ROOT / entry["model"]), cluster_from_json(document.cluster)
     step_ns = simulate(program, cluster).step_ns
     assert step_ns == predict(program, cluster).step_ns == document.predicted.step_ns
 
