@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from tap_planner.errors import ApplyError, UsageError
 from tap_planner.graph import Graph, cut_in_stages
@@ -74,7 +75,7 @@ class Stages:
         """The stages that read each parameter, in order."""
         self._of_bucket = self._buckets()
 
-    @property
+    @cached_property
     def splits_backward(self) -> bool:
         """Whether gradients of parameters are made later than those of activations."""
         orders = () if self._pipeline is None else self._pipeline.schedule.orders

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from tap_planner.cluster import Cluster, Mesh, MeshAxis
 from tap_planner.cost import PriceList, operator_times_ns, prices_of
-from tap_planner.plan import OperatorDecision, ParameterDecision
+from tap_planner.graph import TensorKind
+from tap_planner.operators import rule_of
+from tap_planner.plan import ParameterDecision
 from tap_planner.program import (
     Compute,
     Instruction,
@@ -49,8 +51,14 @@ class Durations:
         self.links = self._prices.collectives
         """Costs of collectives."""
         self._levels = [frozenset(axis.levels) for axis in decisions.axes]
-        self._operators: dict[int, tuple[int, int]] = {}
-        self._alike: dict[object, tuple[int, int]] = {}
+        self._kinds: dict[object, int] = {}
+        """Operators that take as long as each other, numbered."""
+        self._kind_of: dict[int, int] = {}
+        self._times: dict[tuple[int, tuple[bool, ...]], tuple[int, int]] = {}
+        """Forward and backward by kind and gradients."""
+        self._parts: dict[int, tuple[int, int]] = {}
+        self._silent: dict[int, bool] = {}
+        """By kind whether no collective runs inside the operator."""
         self._collectives: dict[object, Busy] = {}
         self._sizes: dict[object, int] = {}
 
@@ -58,6 +66,8 @@ class Durations:
 
     def collectives(self, instruction: Instruction) -> tuple[Busy, ...]:
         """The collectives that an instruction issues, each with the levels whose links it uses."""
+        if isinstance(instruction, Compute) and self._is_silent(instruction.operator):
+            return ()
         found = instruction_collectives(self._program, instruction)
         return tuple(self._collective(kind, axes, elements, dtype) for _, kind, axes, elements, dtype in found)
 
@@ -112,27 +122,27 @@ class Durations:
         Each part is timed as if it were the whole. Both together take longer then (what both read, and a launch, count
         twice), so that they are scaled down to the whole backward, in proportion.
         """
-        decision = self._program.decisions.operators[index]
-        whole_ns = self.operator_ns(index)[1]
-        first_ns, later_ns = (
-            self._timed(index, part_gradients(self._program.graph, decision, part))[1]
-            for part in (Part.INPUTS, Part.PARAMETERS)
-        )
-        if first_ns + later_ns > whole_ns:
-            first_ns = (2 * whole_ns * first_ns + first_ns + later_ns) // (2 * (first_ns + later_ns))
-        return first_ns, whole_ns - first_ns
+        kind = self._kind(index)
+        if kind not in self._parts:
+            decision, whole_ns = self._program.decisions.operators[index], self.operator_ns(index)[1]
+            first_ns, later_ns = (
+                self._timed(index, part_gradients(self._program.graph, decision, part))[1]
+                for part in (Part.INPUTS, Part.PARAMETERS)
+            )
+            if first_ns + later_ns > whole_ns:
+                first_ns = (2 * whole_ns * first_ns + first_ns + later_ns) // (2 * (first_ns + later_ns))
+            self._parts[kind] = (first_ns, whole_ns - first_ns)
+        return self._parts[kind]
 
     def operator_ns(self, index: int) -> tuple[int, int]:
         """Forward and backward time of an operator, without collectives."""
-        if index not in self._operators:
-            self._operators[index] = self._timed(index, made_gradients(self._program.decisions.operators[index]))
-        return self._operators[index]
+        return self._timed(index, made_gradients(self._program.decisions.operators[index]))
 
     def _timed(self, index: int, gradients: tuple[bool, ...]) -> tuple[int, int]:
-        operator, decision = self._program.graph.operators[index], self._program.decisions.operators[index]
-        key = (operator.signature, decision.strategy, gradients, *_placements(decision))
-        if key not in self._alike:
-            self._alike[key] = operator_times_ns(
+        key = (self._kind(index), gradients)
+        if key not in self._times:
+            operator, decision = self._program.graph.operators[index], self._program.decisions.operators[index]
+            self._times[key] = operator_times_ns(
                 self.compute,
                 operator.signature,
                 factor_sizes=local_factor_sizes(self._program, index),
@@ -143,7 +153,28 @@ class Durations:
                 ],
                 requires_gradient=gradients,
             )
-        return self._alike[key]
+        return self._times[key]
+
+    def _is_silent(self, index: int) -> bool:
+        kind = self._kind(index)
+        if kind not in self._silent:
+            self._silent[kind] = not rule_of(self._program.graph.operators[index].signature).collectives
+        return self._silent[kind]
+
+    def _kind(self, index: int) -> int:
+        """Which operators an operator is like; told once, as signatures are slow to compare."""
+        if index not in self._kind_of:
+            operator, decision = self._program.graph.operators[index], self._program.decisions.operators[index]
+            tensors = self._program.graph.tensors
+            read = tuple(
+                None
+                if o is None
+                else (o.placement, o.gradient is not None, tensors[o.tensor].kind is TensorKind.PARAMETER)
+                for o in decision.inputs
+            )
+            key = (operator.signature, decision.strategy, read, tuple(output.placement for output in decision.outputs))
+            self._kind_of[index] = self._kinds.setdefault(key, len(self._kinds))
+        return self._kind_of[index]
 
     def update_ns(self, names: Iterable[str] | None = None) -> int:
         """The optimizer's step, for some parameters (None: all)."""
@@ -173,9 +204,3 @@ class Durations:
             elements = local_elements(tensor.shape, placements, self._mesh_shape)
             self._sizes[key] = self.compute.tensor_bytes(tensor.dtype, elements)
         return self._sizes[key]
-
-
-def _placements(decision: OperatorDecision) -> tuple[object, ...]:
-    """What of an operator's operands its time depends on."""
-    operands = (o.placement if o is not None else None for o in decision.inputs)
-    return (*operands, *(output.placement for output in decision.outputs))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tap_planner.schedule import Work
 from tap_planner.simulate.closing import OPTIMIZER, Ending
+from tap_planner.simulate.memory import profile_of
 from tap_planner.simulate.passes import Pass
 from tap_planner.simulate.playing import Played, Sent
 from tap_planner.simulate.sending import StageOrder
@@ -165,4 +166,20 @@ def memory_of(record: StageRecord) -> tuple[MemoryPoint, ...]:
             activations += change.activations
             working += change.working
             points.append(MemoryPoint(start + run.offsets_ns[position], activations, working))
+    return tuple(points)
+
+
+def memory_of_slots(record: StageRecord) -> tuple[MemoryPoint, ...]:
+    """The same at the begin, the peak and the end of every slot only."""
+    activations = working = 0
+    points: list[MemoryPoint] = [MemoryPoint(0, 0, 0)]
+    profiles = [profile_of(each) for each in record.passes]
+    played = record.played
+    for index, start, run in zip(record.order.passes, played.starts_ns, played.runs, strict=True):
+        after, peak, position = profiles[index]
+        points.append(MemoryPoint(start, activations, working))
+        at_peak = (activations + peak.activations, working + peak.working)
+        points.append(MemoryPoint(start + run.offsets_ns[position], *at_peak))
+        activations, working = activations + after.activations, working + after.working
+        points.append(MemoryPoint(start + run.offsets_ns[-1], activations, working))
     return tuple(points)

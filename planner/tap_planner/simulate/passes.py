@@ -14,6 +14,7 @@ from tap_planner.program import (
     Receive,
     ReduceGradients,
     ReduceShards,
+    Release,
     Send,
 )
 from tap_planner.schedule import Work
@@ -166,6 +167,9 @@ class _Streams:
             earliest: where the region before it begins.
             made: per bucket the position after the last of its gradients.
         """
+        if isinstance(instruction, Release):
+            self.main.append(())
+            return
         collectives = self._durations.collectives(instruction)
         match instruction:
             case Compute():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tap_planner.simulate.events import Event, MemoryPoint, StageRecord, events_of, memory_of
+from tap_planner.simulate.events import Event, MemoryPoint, StageRecord, events_of, memory_of, memory_of_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,11 @@ class StageTimeline:
     def memory_curve(self) -> tuple[MemoryPoint, ...]:
         """What of activations and working memory it holds from each time on; made when asked for."""
         return memory_of(self.record)
+
+    @property
+    def memory_of_slots(self) -> tuple[MemoryPoint, ...]:
+        """The curve at the begin, the peak and the end of every slot."""
+        return memory_of_slots(self.record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

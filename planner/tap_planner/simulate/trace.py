@@ -65,8 +65,8 @@ def _complete(event: Event, process: int, thread: int) -> dict[str, object]:
 
 
 def _counters(stage: StageTimeline, process: int) -> Iterator[dict[str, object]]:
-    """Bytes by kind; of several changes at one time the last."""
-    at_times = {point.time_ns: point for point in stage.memory_curve}
+    """Bytes by kind, three times a slot; of several changes at one time the last."""
+    at_times = {point.time_ns: point for point in stage.memory_of_slots}
     for time_ns, point in sorted(at_times.items()):
         yield {
             "ph": "C",
