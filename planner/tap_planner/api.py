@@ -124,7 +124,8 @@ def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
     if old is not None:
         result = near_result(prepared, result, old)
     if result.pipeline is not None:
-        lowered = fitting_plan(prepared, result, lambda found: lower_result(found, prepared.cluster))
+        fitting = fitting_plan(prepared, result, lambda found: lower_result(found, prepared.cluster))
+        lowered = fitting.certified_by(result)  # what is proven is what the first search has proven
         result = lowered.result
     elif old is not None or objective == "communication" or prepared.options.cost == "volume":
         lowered = lower_result(result, prepared.cluster)

@@ -13,10 +13,10 @@ from tap_planner.operators import rule_of
 if TYPE_CHECKING:
     from tap_planner.cluster import Mesh
     from tap_planner.folding import FoldedGraph
-    from tap_planner.plan import Decisions, ParameterDecision
+    from tap_planner.plan import Decisions, ParameterDecision, Region
     from tap_planner.search import SearchRequest, ZeroSetting
 
-__all__ = ["outside"]
+__all__ = ["outside", "regions_of"]
 
 
 def outside(request: SearchRequest, mesh: Mesh, decisions: Decisions) -> Iterator[str]:
@@ -50,8 +50,10 @@ def outside(request: SearchRequest, mesh: Mesh, decisions: Decisions) -> Iterato
         yield from _rules(request, mesh, folded, decisions)
 
 
-def _regions(folded: FoldedGraph, decisions: Decisions) -> Iterator[str]:
-    """Regions: each occurrence of a run, and what lies between runs, cut at the ends of shared stretches."""
+def regions_of(folded: FoldedGraph) -> tuple[Region, ...]:
+    """Each occurrence of a run, and what lies between runs, cut at the ends of shared stretches; keeping everything."""
+    from tap_planner.plan import Region
+
     ends = {end for stretch in folded.stretches() for end in stretch}
     expected: list[tuple[range, int | None, int]] = []
 
@@ -68,7 +70,14 @@ def _regions(folded: FoldedGraph, decisions: Decisions) -> Iterator[str]:
         position = run.stop
     between(position, len(folded.graph.operators))
     ids = [operator.id for operator in folded.graph.operators]
-    wanted = [(tuple(ids[index] for index in part), run, occurrence) for part, run, occurrence in expected]
+    return tuple(
+        Region(operators=tuple(ids[i] for i in part), run=run, occurrence=occurrence, recompute="none")
+        for part, run, occurrence in expected
+    )
+
+
+def _regions(folded: FoldedGraph, decisions: Decisions) -> Iterator[str]:
+    wanted = [(region.operators, region.run, region.occurrence) for region in regions_of(folded)]
     if wanted != [(region.operators, region.run, region.occurrence) for region in decisions.regions]:
         yield "repeats: they are not the repeats of the model"
 

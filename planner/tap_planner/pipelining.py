@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from tap_planner.schedule import PipelineSchedule, balanced_cuts, make_schedule
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster
-    from tap_planner.documents import LoweredResult
     from tap_planner.graph import Graph
     from tap_planner.plan import Decisions
     from tap_planner.program import Program
@@ -57,13 +56,29 @@ def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
     return lower(*cut_decisions(graph, whole, [graph.operators[index].id for index in cuts], schedule))
 
 
+class Lowered(Protocol):
+    """A search result as a Program on the devices that it uses."""
+
+    @property
+    def program(self) -> Program:
+        """The plan, cut and lowered."""
+        ...
+
+    @property
+    def used(self) -> Cluster:
+        """The devices that it uses."""
+        ...
+
+
+Found = TypeVar("Found", bound=Lowered)
+
+
 def fitting_plan(
     prepared: PreparedSearch,
     first: SearchResult,
-    lower: Callable[[SearchResult], LoweredResult],
-) -> LoweredResult:
+    lower: Callable[[SearchResult], Found],
+) -> Found:
     """The plan of a search, if every stage fits; else that of a search under a limit that leaves the fullest more room.
-    What is proven stays what the first search has proven.
 
     Args:
         prepared: the request.
@@ -83,7 +98,7 @@ def fitting_plan(
         lowered = lower(result)
         needed = price_program(lowered.program, lowered.used).memory_bytes
         if limit is None or needed <= limit:
-            return lowered.certified_by(first)
+            return lowered
         share *= MARGIN * Fraction(limit, needed)
         requests = [
             replace(r, limit_bytes=int((r.limit_bytes or 0) * share), gap=max(r.gap, ROUGH)) for r in prepared.requests

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from tap_planner.errors import ApplyError, PlanFormatError
 from tap_planner.legality import unfounded
-from tap_planner.membership import outside
+from tap_planner.membership import outside, regions_of
 from tap_planner.plan import Claim, PlanDocument, PlanOptions, ProofEntry, ShareEntry, compute_digests, expand
 from tap_planner.requests import PreparedSearch, limit_bytes, prepare, times_of
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
+    from tap_planner.graph import Graph
     from tap_planner.plan import Decisions
     from tap_planner.program import Program
     from tap_planner.search import Leaf
@@ -314,7 +315,7 @@ def _near_line(document: PlanDocument, old: PlanDocument | None) -> str:
 def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     """The plan itself: of the space, legal, of the price that is claimed, and within the limit."""
     from tap_planner.cluster import mesh_places, part_of
-    from tap_planner.program import lower
+    from tap_planner.program import lower_plan
     from tap_planner.simulate import price_program
 
     decisions = expand(document)
@@ -333,13 +334,20 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     if prepared.graph.batch % decisions.microbatches:
         yield f"microbatches: {decisions.microbatches} do not divide the batch {prepared.graph.batch}"
         return
+    if decisions.pipeline is not None and (decisions.pipeline.schedule.name, mesh.num_stages) != (
+        prepared.options.schedule,
+        decisions.num_stages,
+    ):
+        yield f"pipeline: {decisions.pipeline.schedule.name} is not in the space"
+        return
     graph = prepared.graphs(decisions.microbatches)
     try:
-        program = lower(graph, decisions)
+        program = lower_plan(graph, decisions)
+        whole = decisions if decisions.pipeline is None else _joined(document, prepared, graph, program)
     except ApplyError as error:
         yield f"decisions: {error.message}"
         return
-    wrong = [*unfounded(graph, decisions), *_outside(prepared, mesh, decisions)]
+    wrong = [*unfounded(graph, whole), *_outside(prepared, mesh, whole)]
     yield from wrong
     if wrong:
         return
@@ -353,6 +361,26 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     limit = limit_bytes(used, prepared.options)
     if limit is not None and price.memory_bytes > limit:
         yield f"memory_bytes: the lowered plan needs {price.memory_bytes}, the limit is {limit}"
+
+
+def _joined(document: PlanDocument, prepared: PreparedSearch, graph: Graph, program: Program) -> Decisions:
+    """The plan of one stage that a pipeline is cut from.
+
+    Raises:
+        ApplyError: cut again it is another one.
+    """
+    from tap_planner.plan import canonical_decisions, cut_decisions, join_decisions, stage_starts
+
+    decisions = program.decisions
+    assert decisions.pipeline is not None
+    regions = regions_of(prepared.request.folded(decisions.microbatches))
+    whole = join_decisions(graph, program.graph, decisions, regions)
+    starts = stage_starts(document.pipeline)
+    cut, again = cut_decisions(graph, whole, starts, decisions.pipeline.schedule)
+    reads = {name: tensor.read.parameter for name, tensor in cut.tensors.items() if tensor.read is not None}
+    if canonical_decisions(again, reads) != canonical_decisions(decisions, reads):
+        raise ApplyError("the stages of the pipeline are not cut from one plan for all of them")
+    return whole
 
 
 def _objective_bytes(document: PlanDocument, program: Program, used: Cluster, memory_bytes: int) -> Iterator[str]:

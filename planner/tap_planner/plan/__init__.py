@@ -1,7 +1,7 @@
 """The plan: decisions, the document that stores them, its digests and its diff."""
 
 from tap_planner.plan.canonical import from_text, read_plan, to_text, write_plan, write_text
-from tap_planner.plan.cutting import cut_decisions
+from tap_planner.plan.cutting import cut_decisions, join_decisions
 from tap_planner.plan.decisions import (
     AxisDecision,
     BucketDecision,
@@ -164,6 +164,7 @@ __all__ = [
     "from_text",
     "gap_basis_points",
     "idle_devices",
+    "join_decisions",
     "load_constraints",
     "parse_constraint",
     "parse_constraints",

@@ -24,7 +24,7 @@ from tap_planner.plan.decisions import (
 from tap_planner.schedule import BucketKey, PipelineSchedule, assign_buckets
 from tap_planner.sharding import Placement, local_elements, make_strategy, parse_choice
 
-__all__ = ["cut_decisions"]
+__all__ = ["cut_decisions", "join_decisions"]
 
 
 def cut_decisions(
@@ -50,6 +50,110 @@ def cut_decisions(
     """
     cut, chunks = cut_in_stages(graph, starts)
     return cut, _Cutting(graph, decisions, cut, PipelineDecision(chunks=chunks, schedule=schedule)).result()
+
+
+def join_decisions(graph: Graph, cut: Graph, decisions: Decisions, regions: Sequence[Region]) -> Decisions:
+    """The plan of one stage that a cut plan comes from, as far as it tells: ``cut_decisions`` cuts it alike again.
+
+    Args:
+        graph: bound with the batch of one microbatch.
+        cut: the same with the plan's transfers.
+        decisions: the cut plan.
+        regions: regions of one stage; how they recompute is taken from the first part of each.
+    """
+    before = {operator.id: operator for operator in graph.operators}
+    names: dict[str, str] = {}
+    for operator in cut.operators:
+        if operator.id in before:
+            pairs = zip(operator.inputs, before[operator.id].inputs, strict=True)
+            names.update((new, old) for new, old in pairs if new is not None and old is not None)
+
+    def renamed(operand: OperandDecision | None) -> OperandDecision | None:
+        return None if operand is None else replace(operand, tensor=names.get(operand.tensor, operand.tensor))
+
+    operators = tuple(
+        replace(operator, inputs=tuple(map(renamed, operator.inputs)))
+        for operator in decisions.operators
+        if operator.id in before
+    )
+    merged: dict[object, RedistributionDecision] = {}
+    for decision in decisions.redistributions:
+        consumers = tuple(consumer for consumer in decision.consumers if consumer in before)
+        if not consumers:
+            continue
+        one = replace(decision, tensor=names.get(decision.tensor, decision.tensor), consumers=consumers)
+        known = merged.get((one.tensor, one.to, one.gradient))
+        if known is not None:
+            one = replace(known, consumers=(*known.consumers, *consumers))
+        merged[one.tensor, one.to, one.gradient] = one
+    settings = {name: region.recompute for region in decisions.regions for name in region.operators}
+    whole = tuple(replace(region, recompute=settings[region.operators[0]]) for region in regions)
+    joined = replace(
+        decisions, operators=operators, redistributions=tuple(merged.values()), regions=whole, pipeline=None
+    )
+    return replace(joined, **_reduced(graph, joined))
+
+
+def _reduced(graph: Graph, decisions: Decisions) -> dict[str, tuple[object, ...]]:
+    """Parameters and buckets of a plan of one stage, reduced together as they are alike."""
+    region_of = {name: number for number, region in enumerate(decisions.regions) for name in region.operators}
+    first: dict[str, int] = {}
+    for operator in graph.operators:
+        for name in operator.inputs:
+            read = None if name is None else graph.tensors[name].read
+            if read is not None:
+                first.setdefault(read.parameter, region_of[operator.id])
+    groups = [first.get(p.name) if p.zero_level >= 2 else None for p in decisions.parameters]
+    parameters, buckets = _buckets(decisions.parameters, groups, decisions.mesh_shape)
+    return {"parameters": parameters, "buckets": buckets}
+
+
+def _buckets(
+    given: Sequence[ParameterDecision], groups: Sequence[Hashable], mesh_shape: tuple[int, ...]
+) -> tuple[tuple[ParameterDecision, ...], tuple[BucketDecision, ...]]:
+    """Put what is reduced together in buckets.
+
+    Args:
+        given: the parameters; those in a bucket stay in one.
+        groups: what those of one bucket have in common, beside what parameters say.
+        mesh_shape: sizes of the axes.
+    """
+    keys = [
+        BucketKey(
+            axes=parameter.data_axes,
+            dtype=parameter.dtype,
+            zero_level=parameter.zero_level,
+            zero_axes=parameter.zero_axes,
+            group=group,
+        )
+        if parameter.bucket is not None
+        else None
+        for parameter, group in zip(given, groups, strict=True)
+    ]
+    elements = [local_elements(parameter.shape, parameter.placement, mesh_shape) for parameter in given]
+    numbers = assign_buckets(keys, elements)
+    parameters = tuple(replace(parameter, bucket=n) for parameter, n in zip(given, numbers, strict=True))
+    members: dict[int, list[int]] = {}
+    for position, number in enumerate(numbers):
+        if number is not None:
+            members.setdefault(number, []).append(position)
+    buckets: list[BucketDecision] = []
+    for number, positions in sorted(members.items()):
+        one = parameters[positions[0]]
+        total = sum(elements[position] for position in positions)
+        shards = math.prod(mesh_shape[axis] for axis in one.zero_axes) if one.zero_level else 1
+        buckets.append(
+            BucketDecision(
+                id=number,
+                axes=one.data_axes,
+                dtype=one.dtype,
+                zero_level=one.zero_level,
+                zero_axes=one.zero_axes,
+                parameters=tuple(parameters[position].name for position in positions),
+                elements=-(-total // shards) * shards,
+            )
+        )
+    return parameters, tuple(buckets)
 
 
 class _Cutting:
@@ -172,45 +276,14 @@ class _Cutting:
         given = [
             self._lowered(parameter, len(chunks.get(parameter.name, ()))) for parameter in self._decisions.parameters
         ]
-        keys: list[BucketKey | None] = []
+        groups: list[Hashable] = []
         for parameter in given:
             stages = tuple(sorted({self._pipeline.stage_of(chunk) for chunk in chunks.get(parameter.name, (0,))}))
-            group: Hashable = (stages, first.get(parameter.name) if parameter.zero_level >= 2 else None)
-            key = BucketKey(
-                axes=parameter.data_axes,
-                dtype=parameter.dtype,
-                zero_level=parameter.zero_level,
-                zero_axes=parameter.zero_axes,
-                group=group,
-            )
-            keys.append(key if parameter.bucket is not None else None)
-        shape = self._decisions.mesh_shape
-        elements = [local_elements(parameter.shape, parameter.placement, shape) for parameter in given]
-        numbers = assign_buckets(keys, elements)
-        parameters = tuple(replace(parameter, bucket=n) for parameter, n in zip(given, numbers, strict=True))
-        return parameters, tuple(self._buckets(parameters, elements))
+            groups.append((stages, first.get(parameter.name) if parameter.zero_level >= 2 else None))
+        return _buckets(given, groups, self._decisions.mesh_shape)
 
     def _lowered(self, parameter: ParameterDecision, num_chunks: int) -> ParameterDecision:
         return replace(parameter, zero_level=1) if num_chunks > 1 and parameter.zero_level > 1 else parameter
-
-    def _buckets(self, parameters: Sequence[ParameterDecision], elements: Sequence[int]) -> Iterator[BucketDecision]:
-        members: dict[int, list[int]] = {}
-        for position, parameter in enumerate(parameters):
-            if parameter.bucket is not None:
-                members.setdefault(parameter.bucket, []).append(position)
-        for number, positions in sorted(members.items()):
-            one = parameters[positions[0]]
-            total = sum(elements[position] for position in positions)
-            shards = math.prod(self._decisions.mesh_shape[axis] for axis in one.zero_axes) if one.zero_level else 1
-            yield BucketDecision(
-                id=number,
-                axes=one.data_axes,
-                dtype=one.dtype,
-                zero_level=one.zero_level,
-                zero_axes=one.zero_axes,
-                parameters=tuple(parameters[position].name for position in positions),
-                elements=-(-total // shards) * shards,
-            )
 
 
 _BORDER = Region(operators=(), run=None, occurrence=0, recompute="none")

@@ -1,0 +1,131 @@
+"""Pipelines from the command line: planned, certified, written, shown, checked again and run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tap_planner import api
+from tap_planner.errors import InfeasibleError, TapError
+from tap_planner.plan import ApplyRequest, PlanDocument, PlanOptions, PlanRequest, Verdict, expand, write_plan
+from tap_planner.simulate import lower_bounds, price_program, simulate
+from tap_planner_cli.errors import invoke
+from tap_planner_cli.plan import command as plan
+from tap_planner_cli.show import command as show
+
+DATA = Path(__file__).parent / "data"
+CLUSTER = str(Path(__file__).parents[1] / "plans" / "demo-cluster.yaml")
+SCHEDULES = [
+    ("1f1b", "pp=2,dp=2", None),
+    ("fill-drain", "pp=4", None),
+    ("interleaved", "pp=2,tp=2", 2),
+    ("zbv", "pp=2,dp=2", None),
+]
+
+
+def request(mesh: str, **options: object) -> PlanRequest:
+    """GPT-2 on four slow devices."""
+    given = {"batch": 8, "dims": {"seq": 16}, "precision": "fp32", "loss": "mean", "mesh": mesh, **options}
+    return PlanRequest(model=DATA / "gpt2_tiny.onnx", cluster=CLUSTER, options=PlanOptions(**given))  # type: ignore[arg-type]
+
+
+def planned(mesh: str, **options: object) -> PlanDocument:
+    """Its plan."""
+    return api.make_plan(request(mesh, **options))
+
+
+@pytest.mark.parametrize(("schedule", "mesh", "chunks"), SCHEDULES)
+def test_plans_run_and_are_what_they_say(schedule: str, mesh: str, chunks: int | None, tmp_path: Path) -> None:
+    """Outputs, gradients, updated parameters and collectives of every stage are those of a single process; the bound is
+    below the objective, and no simulated step is below what must take its time."""
+    document = planned(mesh, schedule=schedule, chunks=chunks)
+    certificate = document.certificate
+    assert document.pipeline.schedule == schedule
+    assert 0 < certificate.bound_ns <= certificate.objective_ns
+    decisions = expand(document)
+    assert decisions.pipeline is not None and decisions.num_ranks == 4
+    program = api.lower_plan(document, DATA / "gpt2_tiny.onnx")
+    cluster = api.prepare_search(request(mesh)).cluster
+    assert price_program(program, cluster).objective_ns == certificate.objective_ns
+    assert simulate(program, cluster).step_ns == document.predicted.step_ns
+    assert lower_bounds(program, cluster).step_ns <= document.predicted.step_ns
+    path = tmp_path / "plan.json"
+    write_plan(path, document)
+    outcome = api.apply_plan(
+        ApplyRequest(plan=path, model=DATA / "gpt2_tiny.onnx", init_random=True, verify=True, seed=3)
+    )
+    assert outcome.passed, "\n".join(outcome.lines())
+
+
+@pytest.mark.parametrize(("schedule", "mesh", "chunks"), SCHEDULES)
+def test_certificates_hold(schedule: str, mesh: str, chunks: int | None) -> None:
+    """The certificate is verified from plan and model; one that claims more, or another plan, is not."""
+    document = planned(mesh, schedule=schedule, chunks=chunks, microbatches=4)
+    assert api.verify_certificate(document, DATA / "gpt2_tiny.onnx").findings == ()
+    claimed = replace(document.certificate, bound_ns=document.certificate.objective_ns)
+    found = api.verify_certificate(replace(document, certificate=claimed), DATA / "gpt2_tiny.onnx").findings
+    assert any("bound_ns" in finding for finding in found)
+
+
+def test_the_same_plan_again() -> None:
+    """Planned twice, the text is the same; --check finds no drift."""
+    document = planned("pp=2,dp=2")
+    assert document == planned("pp=2,dp=2")
+    assert api.check_plan(document, DATA / "gpt2_tiny.onnx", CLUSTER).verdict is Verdict.IDENTICAL
+
+
+@pytest.mark.full
+def test_a_limit_holds_for_every_stage() -> None:
+    """Under a limit below what the fullest stage of the fastest plan needs, every stage fits, at a price."""
+
+    def llama(**options: object) -> PlanDocument:
+        given = {"batch": 64, "dims": {"seq": 2048}, "loss": "mean", "mesh": "pp=4,dp=2,tp=2", "microbatches": 16}
+        asked = PlanOptions(**(given | options))  # type: ignore[arg-type]
+        return api.make_plan(PlanRequest(model=DATA / "hm_llama3_8b.onnx", cluster="2x8:a100-sxm4-80gb", options=asked))
+
+    free = llama()
+    limit = free.predicted.total_memory_bytes * 7 // 10
+    found = llama(max_memory_bytes=limit)
+    assert found.predicted.total_memory_bytes <= limit
+    assert found.certificate.objective_ns > free.certificate.objective_ns
+    assert found.certificate.bound_ns >= free.certificate.bound_ns
+
+
+def test_nothing_fits() -> None:
+    """A limit below the least memory is refused with what is needed per device."""
+    with pytest.raises(InfeasibleError, match=r"at least .* per device"):
+        planned("pp=2,dp=2", microbatches=4, max_memory_bytes=10_000)
+
+
+def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Summary and table name stages, schedule and cuts; the JSON has the stage of every part."""
+    path = tmp_path / "plan.json"
+    given = f"{DATA / 'gpt2_tiny.onnx'} --cluster {CLUSTER} --batch 8 --dim seq=16 --loss mean"
+    staged = f"--mesh pp=2,tp=2 --schedule interleaved -o {path}"
+    assert invoke(plan, "tap-plan", f"{given} {staged}".split()) == 0
+    assert "pp=2 x tp=2, interleaved with 2 parts a stage" in " ".join(capsys.readouterr().err.split())
+    stages = json.loads(path.read_text(encoding="utf-8"))["pipeline"]["stages"]
+    assert [stage["stage"] for stage in stages] == [0, 1, 0, 1]
+    assert invoke(show, "tap-show", [str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 stages" in shown and stages[1]["first"] in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": "dp=4", "schedule": "zbv"}, "--schedule zbv: there is one stage"),
+        ({"mesh": "dp=4", "chunks": 2}, "--chunks: there is one stage"),
+        ({"mesh": "pp=2,dp=2", "chunks": 3}, "--chunks 3: --schedule 1f1b has 1"),
+        ({"mesh": "pp=2,dp=2", "mode": "infer", "loss": None}, "--mode infer with pipeline stages"),
+        ({"mesh": "pp=2,dp=2", "objective": "memory"}, "--objective memory with pipeline stages"),
+        ({"mesh": "pp=2,dp=2", "schedule": "interleaved", "microbatches": 1}, "a multiple of 2 stages"),
+    ],
+)
+def test_what_does_not_go_together(options: dict[str, object], message: str) -> None:
+    """Options that pipelines do not have are named."""
+    with pytest.raises(TapError, match=message):
+        api.make_plan(request(**options))  # type: ignore[arg-type]
