@@ -275,7 +275,9 @@ def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     plan = tmp_path / "plan.json"
     assert invoke(command, "tap-plan", [*arguments, "-o", str(plan)]) == 0
     words = " ".join(capsys.readouterr().err.split())
-    figures = re.search(r"moments bf16, ([\d.]+) (\w+); with fp32 ([\d.]+) (\w+) \(\+([\d.]+)%\)", words)
+    figures = re.search(
+        r"moments bf16, ([\d.]+) (\w+); with fp32 ([\d.]+) (\w+) \(\+([\d.]+)%(?:, at least [\d.]+ \w+)?\)", words
+    )
     assert "bf16 moments" in words and figures is not None and figures[2] == figures[4]
     assert float(figures[3]) / float(figures[1]) - 1 == pytest.approx(float(figures[5]) / 100, abs=1e-3)
     assert invoke(show, "tap-show", [str(plan)]) == 0

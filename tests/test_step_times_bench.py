@@ -64,8 +64,9 @@ def _parameters(shape: GptShape) -> int:
     return count
 
 
-def test_every_row_without_pipeline_is_read() -> None:
-    """388 rows of Megatron-DeepSpeed: 360 on one node, half of them fitted on; six beyond eight tensor ranks."""
+def test_every_row_is_read() -> None:
+    """388 rows of Megatron-DeepSpeed without pipeline: 360 on one node, half of them fitted on; six beyond eight tensor
+    ranks; and 373 with one."""
     parts = [step.part for step in read_iterations(MEASUREMENTS)]
     found = {part: parts.count(part) for part in parts}
     assert found == {
@@ -74,6 +75,9 @@ def test_every_row_without_pipeline_is_read() -> None:
         "64 devices": 18,
         "256 devices": 4,
         "tp > 8": 6,
+        "1 node, pipeline": 360,
+        "64 devices, pipeline": 3,
+        "256 devices, pipeline": 10,
     }
 
 
@@ -83,7 +87,8 @@ def test_throughput_rows_have_a_time() -> None:
     core = next(step for step in steps if step.num_devices == 48)
     flops = core.shape.training_flops(192, recompute=False)
     assert core.measured_ns / 1e9 == pytest.approx(flops / 48 / 408.8e12)
-    assert len(steps) == 18
+    assert [step.pp > 1 for step in steps].count(False) == 18
+    assert len(steps) == 29
 
 
 def test_a_step_of_fsdp_is_its_tokens_over_their_rate() -> None:

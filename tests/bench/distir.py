@@ -95,7 +95,7 @@ def winners(data: Path) -> list[dict[str, object]]:
         best = {shape: max(rate for rate, other in points if other == shape) for _, shape in points}
         first, *others = sorted(best.values(), reverse=True)
         behind = 1 - others[0] / first
-        chosen = _choose(MLPS[row["model"]], batch)
+        chosen = choose(MLPS[row["model"]], batch)
         shape = (chosen.degrees.data, chosen.degrees.tensor, chosen.degrees.pipeline)
         found.append(
             {
@@ -116,7 +116,7 @@ def winners(data: Path) -> list[dict[str, object]]:
     return found
 
 
-def _choose(mlp: Mlp, batch: int) -> Simulated:
+def choose(mlp: Mlp, batch: int) -> Simulated:
     """The fastest configuration that fits (ties: as listed)."""
     cluster = load_cluster(DGX2)
     simulated = (run(mlp, batch, degrees, cluster) for degrees in space(batch))
@@ -127,7 +127,8 @@ def _pearson(one: Sequence[float], other: Sequence[float]) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 
 
-def _spearman(one: Sequence[float], other: Sequence[float]) -> float:
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """Rank correlation; ties share their mean rank."""
     return _pearson(rankdata(one).tolist(), rankdata(other).tolist())
 
 
@@ -146,7 +147,8 @@ def _grid_row(row: Row) -> tuple[float, float]:
     return found.step_ns / 1e6, found.peak_bytes / 1e9
 
 
-def _grid_rows(rows: Sequence[Row]) -> list[tuple[float, float]]:
+def grid_rows(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """Our times in ms and peaks in GB of rows of DistIR's grid."""
     return [_grid_row(row) for row in rows]
 
 
@@ -158,9 +160,9 @@ def grid(data: Path, processes: int) -> dict[str, object]:
         size = -(-len(rows) // processes)
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         with ProcessPoolExecutor(processes) as pool:
-            found = [one for part in pool.map(_grid_rows, parts) for one in part]
+            found = [one for part in pool.map(grid_rows, parts) for one in part]
     else:
-        found = _grid_rows(rows)
+        found = grid_rows(rows)
     seconds = time.perf_counter() - began
     theirs = [int(row["batch_size"]) / float(row["sim_throughput_samples_per_s"]) * 1e3 for row in rows]
     ours = [ms for ms, _ in found]
@@ -170,8 +172,8 @@ def grid(data: Path, processes: int) -> dict[str, object]:
         "processes": processes,
         "seconds": round(seconds, 2),
         "ms_each": round(1e3 * seconds / len(rows), 2),
-        "spearman_time": round(_spearman(ours, theirs), 3),
-        "spearman_peak": round(_spearman([gb for _, gb in found], peaks), 3),
+        "spearman_time": round(spearman(ours, theirs), 3),
+        "spearman_peak": round(spearman([gb for _, gb in found], peaks), 3),
     }
 
 
@@ -196,7 +198,7 @@ def measured(data: Path) -> list[dict[str, object]]:
                 "rows": len(chosen),
                 "link_GB_per_s": round(bandwidth / 1e9, 2),
                 "pearson": round(_pearson(ours, theirs), 4),
-                "spearman": round(_spearman(ours, theirs), 4),
+                "spearman": round(spearman(ours, theirs), 4),
                 "mape_percent": round(100 * mean(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True)), 1),
                 "distir_mape_percent": round(
                     100 * mean(abs(float(rows[i]["simulated_ms"]) / real[i] - 1) for i in chosen), 1

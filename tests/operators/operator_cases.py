@@ -202,6 +202,7 @@ LOSSES = (
 )
 
 OUTPUTS = (
+    signature("Transfer", tensor(4, 6, 8)),
     signature("Output", tensor(4, 6, 8)),
     signature("Output", tensor(4, 2, 7, 6), tensor(4, 2, 6, 6)),
     signature("Output", tensor(4, 2, 6, 6), tensor(4, 2, 6, 6)),

@@ -160,7 +160,7 @@ def _run_here(sig: OperatorSignature, values: Sequence[Array | None]) -> list[Ar
         return REFERENCES[sig.type](sig, values)
     if sig.type == "Loss":
         return [_loss(sig, values)]
-    if sig.type == "Output" and values[0] is not None:
+    if sig.type in ("Output", "Transfer") and values[0] is not None:
         return [values[0]]
     if sig.type == "ConvTranspose":
         return [_conv_transpose(sig, values)]

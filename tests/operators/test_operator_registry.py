@@ -89,7 +89,7 @@ def test_compute_kinds() -> None:
     assert contraction >= {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "Attention", "MatMulInteger"}
     assert not contraction & {"Add", "Softmax", "Gather", "LayerNormalization", "MaxPool", "QuantizeLinear"}
     views = {type for type in known_types() if lookup(type).kind is ComputeKind.VIEW}
-    assert views == {"Reshape", "Identity", "Output"}
+    assert views == {"Reshape", "Identity", "Output", "Transfer"}
 
 
 def _names(sig: OperatorSignature, dims: tuple[tuple[int, ...], ...] | None) -> list[list[str]]:
