@@ -129,3 +129,19 @@ def test_what_does_not_go_together(options: dict[str, object], message: str) -> 
     """Options that pipelines do not have are named."""
     with pytest.raises(TapError, match=message):
         api.make_plan(request(**options))  # type: ignore[arg-type]
+
+
+def test_staying_near_is_for_plans_without_stages() -> None:
+    """An old plan of a pipeline, and any old plan for a pipeline, is refused."""
+    staged, flat = planned("pp=2,dp=2"), planned("dp=4")
+    with pytest.raises(TapError, match="--stay-near: the old plan has pipeline stages"):
+        api.make_plan(request("dp=4"), staged)
+    with pytest.raises(TapError, match="--stay-near: what is planned has pipeline stages"):
+        api.make_plan(request("pp=2,dp=2"), flat)
+
+
+def test_alternatives_are_for_an_open_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no other mesh than the one that is asked for."""
+    given = f"{DATA / 'gpt2_tiny.onnx'} --cluster {CLUSTER} --batch 8 --dim seq=16 --loss mean"
+    assert invoke(plan, "tap-plan", f"{given} --mesh pp=2,tp=2 --alternatives 2".split()) == 2
+    assert "--alternatives shows plans on other meshes, --mesh pp=2,tp=2 allows one" in capsys.readouterr().err

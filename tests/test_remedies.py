@@ -157,6 +157,8 @@ def test_a_larger_cluster(tmp_path: Path) -> None:
     assert grown.given == ("--cluster", "4x2:a100-sxm4-80gb", "--mesh", "dp=4,tp=2")
     assert grown.text == "Use --cluster 4x2:a100-sxm4-80gb --mesh dp=4,tp=2 (4 more devices)"
     assert enlarged(prepared(CLUSTER, mesh="dp=2,tp=2"), 3) is None
+    grown = enlarged(prepared(CLUSTER, mesh="pp=2,dp=2"), 4)
+    assert grown is not None and grown.given[2:] == ("--mesh", "pp=2,dp=4")
     file = tmp_path / "cluster.yaml"
     file.write_text("name: ours\nnodes: 1\ndevices_per_node: 4\ndevice: a100-sxm4-80gb\n")
     grown = enlarged(prepared(str(file)), 3)

@@ -309,6 +309,11 @@ def _unique(option: str, pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 
 def _plan(request: PlanRequest, values: dict[str, Any], started: float) -> int:
     output: Path | None = values["output"]
+    if values["alternatives"] and values["mesh"] is not None:
+        raise UsageError(
+            f"--alternatives shows plans on other meshes, --mesh {values['mesh']} allows one",
+            hint="Leave one of them out.",
+        )
     check_writable(output, "plan.json")
     old = None if values["stay_near"] is None else read_plan(values["stay_near"])
     if old is not None:

@@ -52,9 +52,10 @@ def enlarged(prepared: PreparedSearch, nodes: int) -> Grown | None:
         times, rest = divmod(nodes, old)
         if rest:
             return None
-        axes = parse_mesh(options.mesh, cluster, allow_idle=options.allow_idle).axes
-        longer = [replace(axes[0], size=axes[0].size * times), *axes[1:]]
-        options = replace(options, mesh=",".join(f"{axis.name}={axis.size}" for axis in longer))
+        asked = parse_mesh(options.mesh, cluster, allow_idle=options.allow_idle)
+        first, *others = asked.axes
+        longer = (replace(first, size=first.size * times), *others)
+        options = replace(options, mesh=str(replace(asked, axes=longer, devices=())))
         mesh = ("--mesh", str(options.mesh))
     more = f"{cluster.num_devices // old * (nodes - old)} more devices"
     shorthand = _shorthand(cluster, nodes)

@@ -17,11 +17,17 @@ __all__ = ["check_old_plan", "near_result"]
 
 
 def check_old_plan(prepared: PreparedSearch, old: PlanDocument) -> None:
-    """Refuse an old plan that has nothing in common with what is planned.
+    """Refuse an old plan that has nothing in common with what is planned, and pipelines.
 
     Raises:
-        UsageError: none of its operators is one of the model's.
+        UsageError: none of its operators is one of the model's; it or what is planned has pipeline stages.
     """
+    if old.pipeline.num_stages > 1 or prepared.request.pipeline is not None:
+        which = "what is planned" if prepared.request.pipeline is not None else "the old plan"
+        raise UsageError(
+            f"--stay-near: {which} has pipeline stages",
+            hint="Leave --stay-near out; tap-diff compares two plans.",
+        )
     known = {operator.id: operator.type for operator in expand(old).operators}
     operators = prepared.graph.operators
     if any(known.get(o.id) == o.type for o in operators if o.id != prepared.graph.loss):  # all models have a loss
