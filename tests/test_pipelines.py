@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +114,56 @@ def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert invoke(show, "tap-show", [str(path)]) == 0
     shown = capsys.readouterr().out
     assert "2 stages" in shown and stages[1]["first"] in shown
+
+
+@pytest.mark.parametrize(("schedule", "mesh", "chunks"), SCHEDULES)
+def test_a_step_is_shown_in_time(
+    schedule: str,
+    mesh: str,
+    chunks: int | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The picture holds each kind of work as long as it takes, the trace ends with the step, and the program has the
+    order of every stage."""
+    monkeypatch.setenv("COLUMNS", "160")
+    document = planned(mesh, schedule=schedule, chunks=chunks, microbatches=4)
+    write_plan(tmp_path / "plan.json", document)
+    given = [str(tmp_path / "plan.json"), "--model", str(DATA / "gpt2_tiny.onnx"), "--timeline", "--program"]
+    assert invoke(show, "tap-show", [*given, "--trace", str(tmp_path / "trace.json")]) == 0
+    captured = capsys.readouterr()
+    assert "trace.json: open it in https://ui.perfetto.dev" in captured.err
+    trace = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    end = max(event["ts"] + event["dur"] for event in trace if event["ph"] == "X")
+    assert end * 1000 == pytest.approx(document.predicted.step_ns, rel=1e-9)
+    stages = document.pipeline.num_stages
+    drawn = [line.split()[2] for line in captured.out.splitlines() if re.fullmatch(r"stage +\d+ [FBIWO.]+", line)]
+    assert len(drawn) == stages
+    program = api.lower_plan(document, DATA / "gpt2_tiny.onnx")
+    timeline = api.simulate_program(document, program)
+    names = ["forward", "backward", "input_backward", "weight_backward", "optimizer"]
+    letters = dict(zip(names, "FBIWO", strict=True))
+    for stage, picture in zip(timeline.stages, drawn, strict=True):
+        spent = Counter[str]()
+        for event in stage.events:
+            if event.stream == "main":
+                spent[letters[event.kind]] += event.end_ns - event.start_ns
+        for letter, took in spent.items():
+            assert picture.count(letter) / len(picture) == pytest.approx(took / timeline.step_ns, abs=0.06)
+        order = program.decisions.pipeline
+        assert order is not None
+        slots = " ".join(map(order.schedule.slot_text, order.schedule.orders[stage.stage]))
+        assert slots in " ".join(captured.out.split())
+
+
+def test_a_step_is_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a plan nothing is drawn; a trace that cannot be written is refused before anything is read."""
+    for option in (["--timeline"], ["--program"], ["--trace", str(tmp_path / "t.json")]):
+        assert invoke(show, "tap-show", ["--cluster", CLUSTER, *option]) == 2
+        assert f"{option[0]} is of a plan" in capsys.readouterr().err
+    assert invoke(show, "tap-show", [str(tmp_path / "none.json"), "--trace", str(tmp_path / "no" / "t.json")]) == 2
+    assert "t.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

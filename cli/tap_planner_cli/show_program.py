@@ -15,13 +15,37 @@ if TYPE_CHECKING:
 
 
 def print_program(console: Console, program: Program) -> None:
-    """Print what every rank does: once per microbatch, then once per step."""
+    """Print what every rank does: once per microbatch, then once per step; of a pipeline stage by stage, with the order
+    of its schedule."""
+    pipeline = program.decisions.pipeline
     count = program.decisions.microbatches
-    heading(console, f"Program: per microbatch ({count} a step)")
-    for line in describe(program, program.microbatch):
-        console.print(line, soft_wrap=True)
-    heading(console, "Program: once per step")
-    for line in describe(program, program.step):
+    if pipeline is None:
+        _print_part(console, f"Program: per microbatch ({count} a step)", program, program.microbatch)
+        _print_part(console, "Program: once per step", program, program.step)
+        return
+    schedule = pipeline.schedule
+    for stage, step in enumerate(program.steps):
+        heading(console, f"Program of stage {stage}: {schedule.name}, {count} microbatches")
+        several = schedule.num_chunks > 1
+        console.print(" ".join(map(schedule.slot_text, schedule.orders[stage])))
+        for local in range(schedule.num_chunks):
+            chunk = program.chunks[schedule.virtual_stage(stage, local)]
+            back = "backward of inputs (I)" if chunk.weights else "backward (B)"
+            parts = [
+                ("forward (F)", chunk.forward),
+                (back, chunk.backward),
+                ("backward of parameters (W)", chunk.weights),
+            ]
+            for name, instructions in parts:
+                if instructions:
+                    of = f", part {local} of the stage" if several else ""
+                    _print_part(console, f"Stage {stage}{of}: {name}", program, instructions)
+        _print_part(console, f"Stage {stage}: once per step", program, step)
+
+
+def _print_part(console: Console, title: str, program: Program, instructions: Iterable[Instruction]) -> None:
+    heading(console, title)
+    for line in describe(program, instructions):
         console.print(line, soft_wrap=True)
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tap_planner.graph import Graph
     from tap_planner.program import Program
     from tap_planner.search import SearchResult
-    from tap_planner.simulate import Prediction
+    from tap_planner.simulate import Prediction, Timeline
 
 __all__ = [
     "Alternative",
@@ -60,6 +60,7 @@ __all__ = [
     "make_plan",
     "prepare_search",
     "simulate_plan",
+    "simulate_program",
     "verify_certificate",
 ]
 
@@ -267,17 +268,29 @@ def lower_plan(document: PlanDocument, model: Path) -> Program:
     return lower_decisions(_part_graph(document, decisions, model), decisions)
 
 
+def simulate_program(document: PlanDocument, program: Program) -> Timeline:
+    """One step of a plan's Program in time, on the devices that the plan uses; ``lower_plan`` makes the Program."""
+    from tap_planner.simulate import simulate
+
+    return simulate(program, _used_cluster(document))
+
+
 def simulate_plan(document: PlanDocument, model: Path) -> Prediction:
     """The predicted step of a plan, from its Program and the devices that it uses.
 
     Raises:
         ApplyError: the plan is about another model.
     """
-    from tap_planner.cluster import cluster_from_json, restricted
     from tap_planner.simulate import predict
 
-    used = restricted(cluster_from_json(document.cluster), _devices(document))
-    return predict(lower_plan(document, model), used)
+    return predict(lower_plan(document, model), _used_cluster(document))
+
+
+def _used_cluster(document: PlanDocument) -> Cluster:
+    """The part of the plan's cluster that its mesh uses."""
+    from tap_planner.cluster import cluster_from_json, restricted
+
+    return restricted(cluster_from_json(document.cluster), _devices(document))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
