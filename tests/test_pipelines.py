@@ -12,7 +12,17 @@ import pytest
 
 from tap_planner import api
 from tap_planner.errors import InfeasibleError, TapError
-from tap_planner.plan import ApplyRequest, PlanDocument, PlanOptions, PlanRequest, Verdict, expand, write_plan
+from tap_planner.plan import (
+    ApplyRequest,
+    PlanDocument,
+    PlanOptions,
+    PlanRequest,
+    Verdict,
+    expand,
+    read_plan,
+    write_plan,
+)
+from tap_planner.schedule import to_text as order_text
 from tap_planner.simulate import lower_bounds, price_program, simulate
 from tap_planner_cli.errors import invoke
 from tap_planner_cli.plan import command as plan
@@ -181,6 +191,79 @@ def test_what_does_not_go_together(options: dict[str, object], message: str) -> 
     """Options that pipelines do not have are named."""
     with pytest.raises(TapError, match=message):
         api.make_plan(request(**options))  # type: ignore[arg-type]
+
+
+ORDER = """# The second microbatch goes in before the first comes back, and parameters wait.
+rank 0: F0 F1 I0 F2 W0 I1 F3 W1 I2 W2 I3 W3
+rank 1: F0 B0 F1 B1 F2 I2 F3 W2 B3
+"""
+
+
+def in_order(tmp_path: Path, text: str = ORDER, more: str = "") -> tuple[int, Path]:
+    """Plan with an order of one's own from the command line."""
+    (tmp_path / "mine.txt").write_text(text, encoding="utf-8")
+    given = f"-q {DATA / 'gpt2_tiny.onnx'} --cluster {CLUSTER} --batch 8 --dim seq=16 --loss mean --precision fp32"
+    path = tmp_path / "plan.json"
+    arguments = f"{given} --schedule {tmp_path / 'mine.txt'} --mesh pp=2,dp=2 -o {path} {more}"
+    return invoke(plan, "tap-plan", arguments.split()), path
+
+
+def test_an_order_of_ones_own(tmp_path: Path) -> None:
+    """It is planned, certified, stored whole (the file is not read again), found again and run."""
+    code, path = in_order(tmp_path)
+    assert code == 0
+    (tmp_path / "mine.txt").unlink()
+    document = read_plan(path)
+    pipeline = expand(document).pipeline
+    assert pipeline is not None and document.pipeline.schedule == "mine" and document.pipeline.microbatches == 4
+    lines = [" ".join(map(pipeline.schedule.slot_text, order)) for order in pipeline.schedule.orders]
+    assert lines == [line.partition(": ")[2] for line in ORDER.splitlines()[1:]]
+    model = DATA / "gpt2_tiny.onnx"
+    assert api.verify_certificate(document, model).findings == ()
+    assert api.check_plan(document, model, CLUSTER).verdict is Verdict.IDENTICAL
+    other = planned("pp=2,dp=2", schedule="zb-h1", microbatches=4)
+    foreign = replace(document, options=replace(document.options, schedule="zb-h1", order=()))
+    assert api.verify_certificate(foreign, model).findings != ()
+    assert api.verify_certificate(replace(other, options=document.options), model).findings != ()
+    outcome = api.apply_plan(ApplyRequest(plan=path, model=model, init_random=True, verify=True, seed=3))
+    assert outcome.passed, "\n".join(outcome.lines())
+
+
+def test_the_order_of_a_known_schedule_gives_its_plan(tmp_path: Path) -> None:
+    """1F1B written out costs and needs what 1F1B does; what is proven does not know its bubble."""
+    known = planned("pp=2,dp=2", microbatches=4)
+    pipeline = expand(known).pipeline
+    assert pipeline is not None
+    text = order_text(pipeline.schedule).replace("name: 1f1b", "name: written-out")
+    code, path = in_order(tmp_path, text)
+    document = read_plan(path)
+    assert code == 0 and document.pipeline.schedule == "written-out"
+    assert document.certificate.objective_ns <= known.certificate.objective_ns * 1.001
+    assert document.predicted.total_memory_bytes == known.predicted.total_memory_bytes
+    assert document.certificate.bound_ns <= known.certificate.bound_ns
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "message"),
+    [
+        ("rank 0: F0 B0\n", "", "is for 1 stages, --mesh pp=2,dp=2 has 2"),
+        ("rank 0: F0 B0\nrank 1: F0\n", "", "rank 1: B0 (or I0 and W0) is missing"),
+        ("rank 0: F0 B0 F1 B1\nrank 1: F0 F1 B0 B1", "", "the ranks wait for each other"),
+        ("rank 0: F0 G0\n", "", "'G0', expected F, B, I or W"),
+        (f"name: 1f1b\n{ORDER}", "", "called '1f1b', which is the name of another one"),
+        (ORDER, "--microbatches 8", "--microbatches 8: the order 'mine' has 4"),
+        (ORDER, "--chunks 2", "--chunks 2: the order 'mine' has 1"),
+        (ORDER, "--batch 6", "a batch of 6 cannot be cut in the 4 microbatches"),
+        (ORDER, "--schedule 1f1d", "no such file, and not one of"),
+    ],
+)
+def test_orders_that_do_not_fit(
+    text: str, more: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An order that cannot run, or is for something else, is refused, and nothing is written."""
+    code, path = in_order(tmp_path, text, more)
+    assert code == 2 and message in " ".join(capsys.readouterr().err.split())
+    assert not path.exists()
 
 
 def test_staying_near_is_for_plans_without_stages() -> None:

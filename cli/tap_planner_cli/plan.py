@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ from tap_planner.plan import (
     write_plan,
 )
 from tap_planner.processes import usable_cores, use_processes
-from tap_planner.schedule import SCHEDULES
+from tap_planner.schedule import SCHEDULES, read_order
+from tap_planner.schedule import to_text as order_text
+from tap_planner.yaml_entries import near_miss
 from tap_planner_cli.console import make_console, show_warnings
 from tap_planner_cli.errors import EXIT_NEGATIVE, printable, run
 from tap_planner_cli.parameters import PERCENT, SIZE, Assignment, NumberOrAuto, check_writable, common_options, settings
@@ -115,7 +118,11 @@ _NOT_PLANNING = {
     help="Axes, outermost first, and pipeline stages as pp=4; default: the search chooses.",
 )
 @click.option(
-    "--schedule", type=click.Choice(SCHEDULES), default=DEFAULT_SCHEDULE, show_default=True, help="Of a pipeline."
+    "--schedule",
+    default=DEFAULT_SCHEDULE,
+    show_default=True,
+    metavar="|".join([*SCHEDULES, "FILE"]),
+    help="Of a pipeline: one of these, or a file with an order of your own.",
 )
 @click.option("--chunks", type=_POSITIVE, metavar="V", help="Parts of the model on each pipeline stage.")
 @click.option("--max-axes", type=click.IntRange(1, 4), default=2, show_default=True, help="Most axes to choose.")
@@ -240,7 +247,7 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         microbatches=values["microbatches"],
         recompute=values["recompute"],
         mesh=values["mesh"],
-        schedule=values["schedule"],
+        **_schedule(values["schedule"]),
         chunks=values["chunks"],
         max_axes=values["max_axes"],
         allow_idle=values["allow_idle"],
@@ -257,6 +264,21 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         train=values["train"],
         custom_rules=load_custom_rules(values["custom_rule"]),
     )
+
+
+def _schedule(given: str) -> dict[str, Any]:
+    """The schedule of a name, or the order of a file, which is called as it says, or as the file."""
+    if given in SCHEDULES:
+        return {"schedule": given}
+    path = Path(given)
+    if not path.is_file():
+        raise UsageError(
+            f"--schedule {given!r}: no such file, and not one of {', '.join(SCHEDULES)}{near_miss(given, SCHEDULES)}",
+            hint="Choose one of these, or give the path of a file with an order.",
+        )
+    order = read_order(path)
+    named = replace(order, name=path.stem) if order.name == given else order
+    return {"schedule": named.name, "order": tuple(order_text(named).splitlines())}
 
 
 def _objective(values: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.plan import cut_decisions
-from tap_planner.schedule import PipelineSchedule, balanced_cuts, make_schedule
+from tap_planner.schedule import PipelineSchedule, balanced_cuts
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster
@@ -48,8 +48,7 @@ def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
 
     graph, whole, pipeline = result.folded.graph, result.decisions, result.pipeline
     assert pipeline is not None
-    chunks = pipeline.num_chunks if pipeline.num_chunks > 1 else None
-    schedule = make_schedule(pipeline.schedule, pipeline.num_stages, whole.microbatches, chunks)
+    schedule = pipeline.at(whole.microbatches)
     trial = lower(*cut_decisions(graph, whole, _even(graph, schedule), schedule))
     times = _Times(graph, whole, trial, cluster)
     cuts = balanced_cuts(times.work_ns, times.border_ns, schedule.num_virtual_stages, times.allowed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tap_planner.errors import UsageError
 from tap_planner.plan import DEFAULT_SCHEDULE, PlanOptions
+from tap_planner.schedule import SCHEDULES, PipelineSchedule, check, parse_order
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
@@ -44,12 +45,67 @@ def check_pipeline(options: PlanOptions, cluster: Cluster, meshes: Sequence[Mesh
     for name, given in wrong.items():
         if given:
             raise UsageError(f"{name} with pipeline stages (pp in --mesh)", hint="Leave one of them out.")
+    order = order_of(options)
+    if order is not None:
+        _check_order(order, options, meshes)
+        return
     least = LEAST_CHUNKS.get(options.schedule, 1)
     chunks = least if options.chunks is None else options.chunks
     most = least if options.schedule != "interleaved" else chunks
     if not least <= chunks <= most:
         wanted = str(least) if options.schedule != "interleaved" else f"at least {least}"
         raise UsageError(f"--chunks {chunks}: --schedule {options.schedule} has {wanted}")
+
+
+def order_of(options: PlanOptions) -> PipelineSchedule | None:
+    """The order of the user's own, if there is one.
+
+    Raises:
+        UsageError: it cannot be understood, or cannot run.
+    """
+    if not options.order:
+        return None
+    found = parse_order("\n".join(options.order), f"--schedule {options.schedule}")
+    check(found)
+    return found
+
+
+def _check_order(order: PipelineSchedule, options: PlanOptions, meshes: Sequence[Mesh]) -> None:
+    """Refuse an order that is for another number of stages or chunks, or that takes the name of a known one."""
+    stages = meshes[0].num_stages
+    if order.name in SCHEDULES:
+        raise UsageError(
+            f"--schedule: the order is called {order.name!r}, which is the name of another one",
+            hint="Write another name into its file.",
+        )
+    if order.num_stages != stages:
+        raise UsageError(
+            f"--schedule: the order {order.name!r} is for {order.num_stages} stages, "
+            f"--mesh {options.mesh} has {stages}",
+            hint=f"Name pp={order.num_stages} in --mesh, or write an order for {stages}.",
+        )
+    if options.chunks not in (None, order.num_chunks):
+        raise UsageError(
+            f"--chunks {options.chunks}: the order {order.name!r} has {order.num_chunks}", hint="Leave --chunks out."
+        )
+
+
+def _count_of(order: PipelineSchedule, request: SearchRequest, options: PlanOptions) -> int:
+    """How many microbatches an order has; refuse others, and a batch that they do not divide."""
+    count = order.num_microbatches
+    if options.microbatches not in ("auto", count):
+        raise UsageError(
+            f"--microbatches {options.microbatches}: the order {order.name!r} has {count}",
+            hint="Leave --microbatches out.",
+        )
+    fixed = request.graphs.batch(1).obstacles or request.folded(1).graph.is_batch_fixed
+    if request.batch % count or (count > 1 and fixed):
+        raise UsageError(
+            f"--schedule: a batch of {request.batch} cannot be cut in the {count} microbatches of the order "
+            f"{order.name!r}",
+            hint="Choose another --batch, or write an order for another number.",
+        )
+    return count
 
 
 def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchRequest, ...]:
@@ -64,7 +120,10 @@ def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchReque
     if stages == 1:
         return (request,)
     chunks = options.chunks or LEAST_CHUNKS.get(options.schedule, 1)
-    pipeline = Pipeline(num_stages=stages, schedule=options.schedule, num_chunks=chunks)
+    order = order_of(options)
+    if order is not None:
+        chunks = order.num_chunks
+    pipeline = Pipeline(num_stages=stages, schedule=options.schedule, num_chunks=chunks, order=order)
     whole = None if request.limit_bytes is None else request.limit_bytes * stages
     return tuple(
         replace(request, pipeline=pipeline, microbatches=count, limit_bytes=whole)
@@ -74,6 +133,9 @@ def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchReque
 
 def _counts(request: SearchRequest, options: PlanOptions, stages: int) -> tuple[int, ...]:
     """Microbatch counts: that which was asked for; else those that fill the pipeline, whole rounds of stages."""
+    order = order_of(options)
+    if order is not None:
+        return (_count_of(order, request, options),)
     rounds = options.schedule == "interleaved"
     if options.microbatches != "auto":
         if rounds and options.microbatches % stages:

@@ -334,9 +334,11 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     if prepared.graph.batch % decisions.microbatches:
         yield f"microbatches: {decisions.microbatches} do not divide the batch {prepared.graph.batch}"
         return
-    if decisions.pipeline is not None and (decisions.pipeline.schedule.name, mesh.num_stages) != (
-        prepared.options.schedule,
-        decisions.num_stages,
+    asked = prepared.request.pipeline
+    if decisions.pipeline is not None and (
+        asked is None
+        or (asked.schedule, mesh.num_stages) != (decisions.pipeline.schedule.name, decisions.num_stages)
+        or asked.at(decisions.microbatches) != decisions.pipeline.schedule
     ):
         yield f"pipeline: {decisions.pipeline.schedule.name} is not in the space"
         return

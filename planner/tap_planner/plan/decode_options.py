@@ -50,7 +50,8 @@ def options_from_json(value: Value) -> PlanOptions:
         mesh=mesh and mesh.text(),
         max_axes=value["max_axes"].integer(1),
         allow_idle=(idle := value.get("allow_idle")) is not None and idle.flag(),
-        schedule=DEFAULT_SCHEDULE if (name := value.get("schedule")) is None else name.text(SCHEDULES),
+        schedule=_schedule(value.get("schedule"), order := _order(value.get("order"))),
+        order=order,
         chunks=None if (chunks := value.get("chunks")) is None else chunks.integer(1),
         gap_basis_points=value["gap_basis_points"].integer(0),
         max_regret_basis_points=None if (most := value.get("max_regret_basis_points")) is None else most.integer(0),
@@ -65,6 +66,16 @@ def options_from_json(value: Value) -> PlanOptions:
         train=value["train"].texts(),
         custom_rules=value["custom_rules"].each(_custom_rule) if value.get("custom_rules") is not None else (),
     )
+
+
+def _order(value: Value | None) -> tuple[str, ...]:
+    return () if value is None else value.texts()
+
+
+def _schedule(value: Value | None, order: tuple[str, ...]) -> str:
+    if value is None:
+        return DEFAULT_SCHEDULE
+    return value.text() if order else value.text(SCHEDULES)
 
 
 def _optimizer_states(value: Value | None) -> str:

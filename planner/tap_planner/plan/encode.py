@@ -126,6 +126,8 @@ def options_to_json(options: PlanOptions) -> Json:
         json["allow_idle"] = True
     if options.schedule != DEFAULT_SCHEDULE:
         json["schedule"] = options.schedule
+    if options.order:
+        json["order"] = list(options.order)
     if options.chunks is not None:
         json["chunks"] = options.chunks
     if options.max_regret_basis_points is not None:

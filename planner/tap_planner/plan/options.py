@@ -60,7 +60,9 @@ class PlanOptions:
     mesh: str | None = None
     """``dp=2,tp=2``, or ``pp=4,dp=2,tp=2`` with four pipeline stages; None: the search chooses, without pipeline."""
     schedule: str = DEFAULT_SCHEDULE
-    """Of a pipeline: one of ``schedule.SCHEDULES``."""
+    """Of a pipeline: one of ``schedule.SCHEDULES``, or the name of ``order``."""
+    order: tuple[str, ...] = ()
+    """Lines of an order of the user's own (``schedule.parse_order``); empty: what ``schedule`` names."""
     chunks: int | None = None
     """Parts of the model on each pipeline stage; None: as few as the schedule needs."""
     max_axes: int = 2

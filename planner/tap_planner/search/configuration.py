@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from tap_planner.schedule import in_flight
+from tap_planner.schedule import PipelineSchedule, in_flight, make_schedule, peak_in_flight
 
 
 class Recompute(enum.IntEnum):
@@ -95,19 +95,34 @@ class Pipeline:
 
     num_stages: int
     schedule: str
-    """One of ``SCHEDULES``."""
+    """One of ``SCHEDULES``, or what ``order`` is called."""
     num_chunks: int = 1
+    order: PipelineSchedule | None = field(default=None, hash=False)
+    """The user's own; for its number of microbatches only."""
+
+    def at(self, microbatches: int) -> PipelineSchedule:
+        """The order of so many microbatches."""
+        if self.order is not None:
+            return self.order
+        chunks = self.num_chunks if self.num_chunks > 1 else None
+        return make_schedule(self.schedule, self.num_stages, microbatches, chunks)
 
     def passes(self, microbatches: int) -> int:
         """Of p stages that take equally long, p times the makespan over the work of all of them on one microbatch: the
-        microbatches and the bubble, rounded down. What zero-bubble schedules leave of it counts for nothing."""
+        microbatches and the bubble, rounded down. What zero-bubble schedules and orders of the user's own leave of it
+        counts for nothing."""
+        if self.order is not None:
+            return microbatches
         ramp = self.num_stages - 1
         bubble = {"fill-drain": ramp, "1f1b": ramp, "interleaved": ramp // self.num_chunks}
         return microbatches + bubble.get(self.schedule, 0)
 
     def in_flight(self, microbatches: int) -> int:
         """Whole microbatches whose activations the first stage holds at once, rounded down."""
-        held = in_flight(self.schedule, self.num_stages, microbatches, self.num_chunks, 0)
+        if self.order is not None:
+            held = peak_in_flight(self.order)[0]
+        else:
+            held = in_flight(self.schedule, self.num_stages, microbatches, self.num_chunks, 0)
         return max(held.until_input_backward // self.num_chunks, 1)
 
 
