@@ -31,7 +31,7 @@ MARGIN = Fraction(99, 100)
 """Of the limit that would be just low enough, were all stages to shrink alike."""
 
 WIDE = 2
-"""Cuts are tried where no more than so many times the fewest bytes cross over."""
+"""Cuts are tried where no more than so many times the bytes cross over that must somewhere (``_needed``)."""
 
 
 def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
@@ -50,7 +50,7 @@ def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
     assert pipeline is not None
     schedule = pipeline.at(whole.microbatches)
     trial = lower(*cut_decisions(graph, whole, _even(graph, schedule), schedule))
-    times = _Times(graph, whole, trial, cluster)
+    times = _Times(graph, whole, trial, cluster, schedule.num_virtual_stages)
     cuts = balanced_cuts(times.work_ns, times.border_ns, schedule.num_virtual_stages, times.allowed)
     return lower(*cut_decisions(graph, whole, [graph.operators[index].id for index in cuts], schedule))
 
@@ -120,6 +120,22 @@ def _even(graph: Graph, schedule: PipelineSchedule) -> Sequence[str]:
     return [graph.operators[index].id for index in starts]
 
 
+def _needed(crossing: np.ndarray, work_ns: np.ndarray, parts: int) -> int:
+    """The bytes that cross over somewhere, if every cut lies within half a part of where equal parts have it.
+
+    The least place of the whole model says little: hardly anything crosses behind the inputs and before the loss.
+
+    Args:
+        crossing: [operators] bytes that cross before each.
+        work_ns: [operators] their time.
+        parts: how many parts there are to be.
+    """
+    before = (np.cumsum(work_ns) - work_ns) * (parts / max(int(work_ns.sum()), 1))
+    cut = np.floor(before + 0.5).astype(np.int64)
+    near = [crossing[(cut == part) & (np.arange(len(crossing)) > 0)] for part in range(1, parts)]
+    return int(max((sizes.min() for sizes in near if len(sizes)), default=crossing.max(initial=0)))
+
+
 class _Times:
     """What operators take, and what goes over where a model is cut before one.
 
@@ -128,9 +144,10 @@ class _Times:
         whole: its plan.
         trial: the same plan, cut somehow: where does not matter.
         cluster: the devices.
+        parts: how many it is to be cut in.
     """
 
-    def __init__(self, graph: Graph, whole: Decisions, trial: Program, cluster: Cluster) -> None:
+    def __init__(self, graph: Graph, whole: Decisions, trial: Program, cluster: Cluster, parts: int) -> None:
         from tap_planner.cluster import PIPELINE
         from tap_planner.simulate import Durations
 
@@ -140,8 +157,8 @@ class _Times:
         self.work_ns = self._work(trial)
         """Per operator, forward, recomputation and backward with their collectives."""
         crossing = self._crossing()
-        least = int(crossing[1:].min()) if len(crossing) > 1 else 0
-        self.allowed = [bool(size <= WIDE * least) for size in crossing]
+        needed = _needed(crossing, np.asarray(self.work_ns), parts)
+        self.allowed = [bool(size <= WIDE * needed) for size in crossing]
         """Per operator, whether little enough goes over before it."""
         self.border_ns = [
             2 * self._links.cost("send_recv", (PIPELINE,), int(size)).ns if may else 0
