@@ -1,5 +1,6 @@
 """The plan: decisions, the document that stores them, its digests and its diff."""
 
+from tap_planner.plan.bucketing import bucketed
 from tap_planner.plan.canonical import from_text, read_plan, to_text, write_plan, write_text
 from tap_planner.plan.cutting import cut_decisions, join_decisions
 from tap_planner.plan.decisions import (
@@ -150,6 +151,7 @@ __all__ = [
     "StatesOutcome",
     "ValueChange",
     "Verdict",
+    "bucketed",
     "build_document",
     "canonical_decisions",
     "check_digests",

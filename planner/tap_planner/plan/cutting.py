@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tap_planner.graph import Graph, Operator, TensorKind, cut_in_stages
 from tap_planner.operators import TRANSFER, rule_of
+from tap_planner.plan.bucketing import bucketed
 from tap_planner.plan.decisions import (
     BucketDecision,
     Decisions,
@@ -21,7 +21,7 @@ from tap_planner.plan.decisions import (
     RedistributionDecision,
     Region,
 )
-from tap_planner.schedule import BucketKey, PipelineSchedule, assign_buckets
+from tap_planner.schedule import BucketKey, PipelineSchedule
 from tap_planner.sharding import Placement, local_elements, make_strategy, parse_choice
 
 __all__ = ["cut_decisions", "join_decisions"]
@@ -131,29 +131,8 @@ def _buckets(
         for parameter, group in zip(given, groups, strict=True)
     ]
     elements = [local_elements(parameter.shape, parameter.placement, mesh_shape) for parameter in given]
-    numbers = assign_buckets(keys, elements)
-    parameters = tuple(replace(parameter, bucket=n) for parameter, n in zip(given, numbers, strict=True))
-    members: dict[int, list[int]] = {}
-    for position, number in enumerate(numbers):
-        if number is not None:
-            members.setdefault(number, []).append(position)
-    buckets: list[BucketDecision] = []
-    for number, positions in sorted(members.items()):
-        one = parameters[positions[0]]
-        total = sum(elements[position] for position in positions)
-        shards = math.prod(mesh_shape[axis] for axis in one.zero_axes) if one.zero_level else 1
-        buckets.append(
-            BucketDecision(
-                id=number,
-                axes=one.data_axes,
-                dtype=one.dtype,
-                zero_level=one.zero_level,
-                zero_axes=one.zero_axes,
-                parameters=tuple(parameters[position].name for position in positions),
-                elements=-(-total // shards) * shards,
-            )
-        )
-    return parameters, tuple(buckets)
+    numbers, buckets = bucketed(keys, elements, [parameter.name for parameter in given], mesh_shape)
+    return tuple(replace(parameter, bucket=n) for parameter, n in zip(given, numbers, strict=True)), buckets
 
 
 class _Cutting:

@@ -18,8 +18,9 @@ from tap_planner.plan import (
     ParameterDecision,
     RedistributionDecision,
     Region,
+    bucketed,
 )
-from tap_planner.schedule import BucketKey, assign_buckets
+from tap_planner.schedule import BucketKey
 from tap_planner.search.choices import Assignment
 from tap_planner.search.configuration import Configuration, ZeroSetting
 from tap_planner.search.model import Model
@@ -134,7 +135,7 @@ class _Assembly:
             key = BucketKey(axes=axes, dtype=dtype, zero_level=level, zero_axes=sharded, group=group)
             keys.append(key if axes else None)
             elements.append(self._space.local_elements(parameter.type.shape, state.placement))
-        numbers = assign_buckets(keys, elements)
+        numbers, buckets = bucketed(keys, elements, [p.name for p in kept], self._space.mesh_shape)
         decisions = tuple(
             ParameterDecision(
                 name=parameter.name,
@@ -151,7 +152,7 @@ class _Assembly:
             )
             for parameter, key, number in zip(kept, keys, numbers, strict=True)
         )
-        return decisions, self._buckets(keys, numbers, elements, tuple(p.name for p in kept))
+        return decisions, buckets
 
     def _zero(self, parameter: str, state: ParameterState) -> ZeroSetting:
         """What ZeRO does with a parameter."""
@@ -161,40 +162,6 @@ class _Assembly:
         mask = sum(1 << axis for axis in state.data_axes)
         group = self._model.zero_group(variable)
         return self._configuration.settings.zeros[self._assignment.zero.get((group, mask), 0)]
-
-    def _buckets(
-        self,
-        keys: list[BucketKey | None],
-        numbers: tuple[int | None, ...],
-        elements: list[int],
-        names: tuple[str, ...],
-    ) -> tuple[BucketDecision, ...]:
-        members: dict[int, list[int]] = {}
-        for position, number in enumerate(numbers):
-            if number is not None:
-                members.setdefault(number, []).append(position)
-        buckets: list[BucketDecision] = []
-        for number, positions in sorted(members.items()):
-            key = keys[positions[0]]
-            assert key is not None
-            total = sum(elements[position] for position in positions)
-            if key.zero_level:
-                shards = 1
-                for axis in key.zero_axes:
-                    shards *= self._space.mesh_shape[axis]
-                total = -(-total // shards) * shards
-            buckets.append(
-                BucketDecision(
-                    id=number,
-                    axes=key.axes,
-                    dtype=key.dtype,
-                    zero_level=key.zero_level,
-                    zero_axes=key.zero_axes,
-                    parameters=tuple(names[position] for position in positions),
-                    elements=total,
-                )
-            )
-        return tuple(buckets)
 
     def _first_regions(self) -> dict[str, tuple[int, int]]:
         """Per parameter what tells the region (of the plan) that reads it first."""
