@@ -26,6 +26,8 @@ from tap_planner.search.weighting import Weights
 
 MAX_WORK = 4_000_000_000
 """Additions up to which it is worth it, were nothing left out on the way (about 2 s)."""
+MAX_TABLE_BYTES = 2**29
+"""Most bytes of the tables of all starts, which are kept to trace the solution back."""
 MAX_STARTS = 64
 """Assignments of what all links are coupled with that are gone through one after the other."""
 _NEVER = np.int64(1) << 60
@@ -83,7 +85,9 @@ def solve_on_grid(
         return None
     step = max(tolerance_ns * SCALE * weights.time // (weights.memory * roundings(run)), 1)
     per_place = (len(run.points.middle.cell) * run.points.count + len(run.points.final.cell)) * len(ends.starts)
-    if limit_bytes * SCALE // step * per_place > MAX_WORK:
+    cells = limit_bytes * SCALE // step + 1
+    tables = math.prod(run.points.boundary_sizes) * (run.points.count + 2) * len(ends.starts)
+    if cells * per_place > MAX_WORK or cells * tables * 8 > MAX_TABLE_BYTES:
         return None
     passes = [_Pass(run, ends, start, weights, limit_bytes * SCALE, ceiling, step) for start in ends.starts]
     best = min(passes, key=lambda one: one.least)
