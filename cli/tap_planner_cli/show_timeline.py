@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from tap_planner_cli.show_text import heading, table
@@ -70,9 +70,9 @@ def draw(stage: StageTimeline, columns: int) -> tuple[int, ...]:
     return tuple(int(kind) if busy else -1 for kind, busy in zip(most, work, strict=True))
 
 
-def _shares(timeline: Timeline) -> object:
+def _shares(timeline: Timeline) -> Table:
     step = timeline.step_ns
-    kinds = [kind for kind in _kinds(timeline.stages) if any(stage.exposed_ns.get(kind) for stage in timeline.stages)]
+    kinds = list(dict.fromkeys(kind for stage in timeline.stages for kind, ns in stage.exposed_ns.items() if ns))
     rows = [
         (
             str(stage.stage),
@@ -88,8 +88,3 @@ def _shares(timeline: Timeline) -> object:
     ]
     columns = ("stage", "compute", "share", "bubble", *kinds, "hidden", "peak memory", "activations")
     return table(columns, rows, right=columns)
-
-
-def _kinds(stages: Sequence[StageTimeline]) -> Iterator[str]:
-    """Kinds of communication, in the order of their first mention."""
-    yield from dict.fromkeys(kind for stage in stages for kind in stage.communication_ns)

@@ -119,23 +119,18 @@ def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchReque
     stages = request.meshes[0].num_stages
     if stages == 1:
         return (request,)
-    chunks = options.chunks or LEAST_CHUNKS.get(options.schedule, 1)
     order = order_of(options)
-    if order is not None:
-        chunks = order.num_chunks
+    if order is None:
+        chunks, counts = options.chunks or LEAST_CHUNKS.get(options.schedule, 1), _counts(request, options, stages)
+    else:
+        chunks, counts = order.num_chunks, (_count_of(order, request, options),)
     pipeline = Pipeline(num_stages=stages, schedule=options.schedule, num_chunks=chunks, order=order)
     whole = None if request.limit_bytes is None else request.limit_bytes * stages
-    return tuple(
-        replace(request, pipeline=pipeline, microbatches=count, limit_bytes=whole)
-        for count in _counts(request, options, stages)
-    )
+    return tuple(replace(request, pipeline=pipeline, microbatches=count, limit_bytes=whole) for count in counts)
 
 
 def _counts(request: SearchRequest, options: PlanOptions, stages: int) -> tuple[int, ...]:
     """Microbatch counts: that which was asked for; else those that fill the pipeline, whole rounds of stages."""
-    order = order_of(options)
-    if order is not None:
-        return (_count_of(order, request, options),)
     rounds = options.schedule == "interleaved"
     if options.microbatches != "auto":
         if rounds and options.microbatches % stages:

@@ -69,6 +69,7 @@ class _Cutting:
             for index in chunk
             for name in graph.operators[index].outputs
         }
+        self._made = {name: index for index, name in enumerate(self._chunk_of)}
         self._tensors: dict[str, Tensor] = dict(graph.tensors)
         self._operators: list[Operator] = []
         self._read_in: dict[str, int] = {}
@@ -92,9 +93,8 @@ class _Cutting:
     def _transfers(self, number: int, chunk: range) -> Mapping[str, str]:
         """Add the transfers of a chunk; returns what its operators read instead."""
         wanted = [name for name in self._read_by(chunk) if self._chunk_of.get(name, number) != number]
-        made = {name: index for index, name in enumerate(self._chunk_of)}
         names: dict[str, str] = {}
-        for name in sorted(wanted, key=lambda name: made[name]):
+        for name in sorted(wanted, key=self._made.__getitem__):
             names[name] = self._copy(name, number)
             kind = self._tensors[name].type
             signature = OperatorSignature(type=TRANSFER, attributes=(), inputs=(kind,), outputs=(kind,))

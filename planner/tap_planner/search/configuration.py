@@ -104,8 +104,7 @@ class Pipeline:
         """The order of so many microbatches."""
         if self.order is not None:
             return self.order
-        chunks = self.num_chunks if self.num_chunks > 1 else None
-        return make_schedule(self.schedule, self.num_stages, microbatches, chunks)
+        return make_schedule(self.schedule, self.num_stages, microbatches, self.num_chunks)
 
     def passes(self, microbatches: int) -> int:
         """Of p stages that take equally long, p times the makespan over the work of all of them on one microbatch: the
