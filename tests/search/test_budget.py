@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from tap_planner.search import Recompute, Weights, least_memory, master
+from tap_planner.search import Recompute, Weights, budget, least_memory, master
 from tap_planner.search.budget import GridAnswer, LongRun, roundings, solve_on_grid
 from tap_planner.search.counts import Counted, CountModel
 from tap_planner.search.limited import LimitedSearch
@@ -72,3 +72,12 @@ def test_grids_bound_the_optimum(layers: int, share: float) -> None:
             assert least - 1 <= answer.bound_ns
             assert answer.bound_ns <= optimum or optimum == reach  # beyond the window there may be something, or not
             assert answer.found is None or answer.ns >= min(optimum, reach)
+
+
+def test_grids_are_bounded_in_memory() -> None:
+    """No table is made where all of them together would hold more than they may; the master then counts."""
+    compared = _Compared()
+    with mock.patch.object(budget, "MAX_TABLE_BYTES", 1), mock.patch.object(budget, "_Pass") as made:
+        compared.close(2, 0.5)
+    assert compared.windows and not made.called
+    assert not any(answers for *_, answers in compared.windows)
