@@ -118,11 +118,18 @@ _NOT_PLANNING = {
     help="Axes, outermost first, and pipeline stages as pp=4; default: the search chooses.",
 )
 @click.option(
+    "--stages",
+    type=NumberOrAuto(1),
+    default=1,
+    show_default=True,
+    help="Pipeline stages of the mesh to choose; auto: the search chooses.",
+)
+@click.option(
     "--schedule",
     default=DEFAULT_SCHEDULE,
     show_default=True,
-    metavar="|".join([*SCHEDULES, "FILE"]),
-    help="Of a pipeline: one of these, or a file with an order of your own.",
+    metavar="|".join([*SCHEDULES, "auto", "FILE"]),
+    help="Of a pipeline: one of these, auto to choose, or a file with an order of your own.",
 )
 @click.option("--chunks", type=_POSITIVE, metavar="V", help="Parts of the model on each pipeline stage.")
 @click.option("--max-axes", type=click.IntRange(1, 4), default=2, show_default=True, help="Most axes to choose.")
@@ -247,6 +254,7 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         microbatches=values["microbatches"],
         recompute=values["recompute"],
         mesh=values["mesh"],
+        stages=_stages(values),
         **_schedule(values["schedule"]),
         chunks=values["chunks"],
         max_axes=values["max_axes"],
@@ -266,14 +274,24 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
     )
 
 
+def _stages(values: dict[str, Any]) -> int | Auto:
+    if values["mesh"] is not None and values["stages"] != 1:
+        raise UsageError(
+            f"--stages {values['stages']}: --mesh {values['mesh']} says how many stages there are",
+            hint="Name them in --mesh, as pp=4,dp=2,tp=2, or leave --mesh to the search.",
+        )
+    return values["stages"]
+
+
 def _schedule(given: str) -> dict[str, Any]:
     """The schedule of a name, or the order of a file, which is called as it says, or as the file."""
-    if given in SCHEDULES:
+    known = (*SCHEDULES, "auto")
+    if given in known:
         return {"schedule": given}
     path = Path(given)
     if not path.is_file():
         raise UsageError(
-            f"--schedule {given!r}: no such file, and not one of {', '.join(SCHEDULES)}{near_miss(given, SCHEDULES)}",
+            f"--schedule {given!r}: no such file, and not one of {', '.join(known)}{near_miss(given, known)}",
             hint="Choose one of these, or give the path of a file with an order.",
         )
     order = read_order(path)
@@ -335,6 +353,11 @@ def _plan(request: PlanRequest, values: dict[str, Any], started: float) -> int:
         raise UsageError(
             f"--alternatives shows plans on other meshes, --mesh {values['mesh']} allows one",
             hint="Leave one of them out.",
+        )
+    if values["alternatives"] and values["stages"] != 1:
+        raise UsageError(
+            "--alternatives shows plans without pipeline on other meshes",
+            hint="Leave --alternatives or --stages out.",
         )
     check_writable(output, "plan.json")
     old = None if values["stay_near"] is None else read_plan(values["stay_near"])

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 from tap_planner.alternatives import Alternative, best_on_other_meshes
 from tap_planner.calibrating import CalibrateRequest, Progress, calibrate
-from tap_planner.choosing import choose_states, with_states
+from tap_planner.choosing import Answer, choose_states, with_states
 from tap_planner.documents import LoweredResult, document_of, lower_result
 from tap_planner.errors import ApplyError, InfeasibleError, UsageError
 from tap_planner.logs import NOTE
-from tap_planner.pipelining import fitting_plan
 from tap_planner.plan import (
     ApplyRequest,
     Decisions,
@@ -33,6 +32,7 @@ from tap_planner.plan import (
 )
 from tap_planner.remedies import diagnose
 from tap_planner.requests import PreparedSearch, bind_options, limit_bytes, prepare
+from tap_planner.staging import is_staged, search_stages
 from tap_planner.staying import check_old_plan, near_result
 from tap_planner.verification import CertificateReport, verify
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tap_planner.cluster import Calibration, Cluster
     from tap_planner.graph import Graph
     from tap_planner.program import Program
-    from tap_planner.search import SearchResult
+    from tap_planner.search import SearchRequest, SearchResult
     from tap_planner.simulate import Prediction, Timeline
 
 __all__ = [
@@ -121,24 +121,44 @@ def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
         )
     if old is not None:
         check_old_plan(prepared, old)
-    prepared, result = _search(prepared, old)
-    if old is not None:
-        result = near_result(prepared, result, old)
-    if result.pipeline is not None:
-        fitting = fitting_plan(prepared, result, lambda found: lower_result(found, prepared.cluster))
-        lowered = fitting.certified_by(result)  # what is proven is what the first search has proven
-        result = lowered.result
-    elif old is not None or objective == "communication" or prepared.options.cost == "volume":
-        lowered = lower_result(result, prepared.cluster)
+    if is_staged(prepared):
+        prepared, lowered = _best_in_stages(prepared)
     else:
-        lowered = _fastest_predicted(prepared, result)
-        result = lowered.result
+        prepared, lowered = _best(prepared, old)
+    result = lowered.result
     for note in result.notes:
         _log.info(note)
     for obstacle in result.obstacles:  # a mesh that was asked for deserves the reason why it is not used
         _log.log(logging.INFO if prepared.options.mesh is None else logging.WARNING, "%s", obstacle)
     _note_fewer(prepared, result)
     return document_of(prepared, lowered)
+
+
+def _best(prepared: PreparedSearch, old: PlanDocument | None) -> tuple[PreparedSearch, LoweredResult]:
+    """The space that the plan is of (moments may be left open), and the best plan of one stage."""
+    options = prepared.options
+    prepared, result = _search(prepared, _search_all, None if old is None else old.optimizer_states)
+    if old is not None:
+        result = near_result(prepared, result, old)
+    if old is not None or options.objective == "communication" or options.cost == "volume":
+        return prepared, lower_result(result, prepared.cluster)
+    return prepared, _fastest_predicted(prepared, result)
+
+
+def _best_in_stages(prepared: PreparedSearch) -> tuple[PreparedSearch, LoweredResult]:
+    """The same of a space with pipelines."""
+
+    def plain(request: SearchRequest) -> SearchResult:
+        return _search_all(replace(prepared, requests=(request,)))
+
+    def lower(space: PreparedSearch, result: SearchResult) -> LoweredResult:
+        if result.pipeline is None and space.options.cost != "volume":
+            return _fastest_predicted(space, result)
+        return lower_result(result, space.cluster)
+
+    prepared, found = _search(prepared, lambda space: search_stages(space, lower, plain))
+    result = replace(found.lowered.result, states=found.states)
+    return prepared, replace(found.lowered, result=result)
 
 
 def _fastest_predicted(prepared: PreparedSearch, result: SearchResult) -> LoweredResult:
@@ -170,14 +190,15 @@ def _search_all(prepared: PreparedSearch) -> SearchResult:
 
     if prepared.options.objective == "memory":
         return search_smallest(prepared.requests, limit)
-    staged = prepared.request.pipeline is not None
-    return search_parts(prepared.requests, lambda request: search_by_room(request, limit), below_best=staged)
+    return search_parts(prepared.requests, lambda request: search_by_room(request, limit))
 
 
-def _search(prepared: PreparedSearch, old: PlanDocument | None) -> tuple[PreparedSearch, SearchResult]:
+def _search(
+    prepared: PreparedSearch, search: Callable[[PreparedSearch], Answer], old_states: str | None = None
+) -> tuple[PreparedSearch, Answer]:
     """The space that the plan is of (moments may be left open), and the best plan."""
     try:
-        return choose_states(prepared, _search_all, None if old is None else old.optimizer_states)
+        return choose_states(prepared, search, old_states)
     except InfeasibleError as failure:
         raise diagnose(prepared, failure) from failure
 
@@ -190,7 +211,7 @@ def _note_fewer(prepared: PreparedSearch, result: SearchResult) -> None:
     options, devices = prepared.options, prepared.cluster.num_devices
     chosen = options.mesh is not None or options.constraints or options.target is not None
     fixed = chosen or options.objective != "time" or options.cost != "topology"
-    if options.allow_idle or fixed or devices == 1:
+    if options.allow_idle or fixed or devices == 1 or is_staged(prepared):
         return
     fewer = fewer_devices(prepared.request, result)
     if fewer is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.moments import rounds_moments
@@ -19,13 +19,15 @@ from tap_planner.requests import PreparedSearch, with_options
 
 if TYPE_CHECKING:
     from tap_planner.search import SearchResult
+    from tap_planner.staging import StagedPlan
+
+Answer = TypeVar("Answer", "SearchResult", "StagedPlan")
+"""The best plan of a space, with its proof."""
 
 __all__ = ["SHARE", "choose_states", "with_states"]
 
 SHARE = Fraction(1, 50)
 """Moments stay float32 while the step takes no more than this share longer than with bfloat16."""
-
-_Search = Callable[[PreparedSearch], "SearchResult"]
 
 
 def with_states(prepared: PreparedSearch, states: str) -> PreparedSearch:
@@ -37,8 +39,8 @@ def with_states(prepared: PreparedSearch, states: str) -> PreparedSearch:
 
 
 def choose_states(
-    prepared: PreparedSearch, search: _Search, old_states: str | None = None
-) -> tuple[PreparedSearch, SearchResult]:
+    prepared: PreparedSearch, search: Callable[[PreparedSearch], Answer], old_states: str | None = None
+) -> tuple[PreparedSearch, Answer]:
     """Search with the moments that are asked for; where that is open, with both, and take one.
 
     Args:
@@ -56,7 +58,7 @@ def choose_states(
     if prepared.options.optimizer_states != "auto" or not rounds_moments(prepared.options):
         return prepared, search(prepared)
     spaces = {states: with_states(prepared, states) for states in OPTIMIZER_STATES}
-    found: dict[str, SearchResult] = {}
+    found: dict[str, Answer] = {}
     outcomes: dict[str, StatesOutcome] = {}
     failures: dict[str, InfeasibleError | LimitReachedError] = {}
     for states, space in spaces.items():
@@ -71,15 +73,15 @@ def choose_states(
             outcomes[states] = StatesOutcome()
     if not found:
         raise failures["bf16"]
-    chosen = _better(found, prepared.options, old_states)
+    times = {states: result.objective_ns for states, result in found.items()}
+    chosen = _better(times, prepared.options, old_states)
     choice = StatesChoice(fp32=outcomes["fp32"], bf16=outcomes["bf16"])
     return spaces[chosen], replace(found[chosen], states=choice)
 
 
-def _better(found: dict[str, SearchResult], options: PlanOptions, old_states: str | None) -> str:
-    if len(found) == 1:
-        return next(iter(found))
-    times = {states: result.objective_ns for states, result in found.items()}
+def _better(times: dict[str, int], options: PlanOptions, old_states: str | None) -> str:
+    if len(times) == 1:
+        return next(iter(times))
     chosen = "bf16" if times["fp32"] > times["bf16"] * (1 + SHARE) else "fp32"
     regret = Fraction(options.max_regret_basis_points or 0, 10_000)
     if old_states is not None and times[old_states] <= times[chosen] * (1 + regret):

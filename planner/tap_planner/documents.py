@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tap_planner.pipelining import cut_in_pipeline
@@ -13,7 +14,6 @@ from tap_planner.plan import (
     IdlePlaces,
     ModelInput,
     PlanDocument,
-    PlanOptions,
     Predicted,
     Producer,
     build_document,
@@ -21,7 +21,7 @@ from tap_planner.plan import (
     idle_devices,
 )
 from tap_planner.requests import PreparedSearch, times_of
-from tap_planner.verification import lagrangian_bound, proof_entries
+from tap_planner.verification import lagrangian_bound, proof_entries, stages_of
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
@@ -49,7 +49,7 @@ MANY_TIMES = 2
 """A plan of the least communication whose operators take so many times as long as they must is worth a warning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoweredResult:
     """A search result as a Program on the devices that it uses."""
 
@@ -57,8 +57,20 @@ class LoweredResult:
     used: Cluster
     """The devices that the plan uses."""
     program: Program
-    prediction: Prediction
-    """The step with the latency of every collective, less what is hidden behind compute."""
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """The step with the latency of every collective, less what is hidden behind compute."""
+        from tap_planner.simulate import predict
+
+        return predict(self.program, self.used)
+
+    @cached_property
+    def price(self) -> Price:
+        """Objective A and memory model M."""
+        from tap_planner.simulate import price_program
+
+        return price_program(self.program, self.used)
 
     def certified_by(self, best: SearchResult) -> LoweredResult:
         """The same plan, as the answer of a search that found another one of less objective."""
@@ -77,7 +89,7 @@ class LoweredResult:
 
 
 def lower_result(result: SearchResult, cluster: Cluster) -> LoweredResult:
-    """Write a search result out, and predict its step.
+    """Write a search result out, in stages where it is for a pipeline.
 
     Args:
         result: what the search found.
@@ -85,14 +97,13 @@ def lower_result(result: SearchResult, cluster: Cluster) -> LoweredResult:
     """
     from tap_planner.cluster import part_of
     from tap_planner.program import lower
-    from tap_planner.simulate import predict
 
     used = part_of(cluster, result.mesh)
     if result.pipeline is None:
         program = lower(result.folded.graph, result.decisions)
     else:
         program = cut_in_pipeline(result, used)
-    return LoweredResult(result=result, used=used, program=program, prediction=predict(program, used))
+    return LoweredResult(result=result, used=used, program=program)
 
 
 def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocument:
@@ -131,7 +142,7 @@ def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocumen
         left_out=tuple(IdlePlaces(first=f, last=last) for f, last in idle_boxes(prepared.cluster, result.mesh)),
         collectives=collectives,
         predicted=_predicted(lowered, price),
-        certificate=_certificate(result, price, prepared.options),
+        certificate=_certificate(prepared, result, price),
         idle=idle_devices(decisions, {name: tensor.type.shape for name, tensor in graph.tensors.items()}),
     )
 
@@ -218,15 +229,13 @@ def _tokens(program: Program) -> int | None:
     return None if new is None else new * program.graph.batch * program.decisions.microbatches
 
 
-def _certificate(result: SearchResult, price: Price, options: PlanOptions) -> Certificate:
+def _certificate(prepared: PreparedSearch, result: SearchResult, price: Price) -> Certificate:
+    options = prepared.options
     objective = options.objective
     proof = proof_entries(result.leaves)
     if result.pipeline is not None:
-        stages = result.pipeline.num_stages
-        result = replace(result, objective_ns=price.objective_ns, bound_ns=-(-result.bound_ns // stages))
-        lagrangian = lagrangian_bound(proof, result.objective_ns, stages)
-    else:
-        lagrangian = lagrangian_bound(proof, result.objective_ns)
+        result = replace(result, objective_ns=price.objective_ns)
+    lagrangian = lagrangian_bound(proof, result.objective_ns, stages_of(prepared))
     bound = max(result.bound_ns, lagrangian)
     gap = gap_basis_points(result.objective_ns, bound)
     training, statistics = result.decisions.mode == "train", result.statistics

@@ -1,16 +1,14 @@
-"""From the answer of a search for all stages together to a pipeline: where it is cut, and what that costs."""
+"""From the answer of a search for all stages together to a pipeline: where it is cut."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tap_planner.errors import InfeasibleError, LimitReachedError
-from tap_planner.plan import cut_decisions
+from tap_planner.plan import RECOMPUTES, cut_decisions
 from tap_planner.schedule import PipelineSchedule, balanced_cuts
 
 if TYPE_CHECKING:
@@ -18,17 +16,9 @@ if TYPE_CHECKING:
     from tap_planner.graph import Graph
     from tap_planner.plan import Decisions
     from tap_planner.program import Program
-    from tap_planner.requests import PreparedSearch
     from tap_planner.search import SearchResult
 
-__all__ = ["cut_in_pipeline", "fitting_plan"]
-
-MAX_ROUNDS = 6
-"""Searches under a lower and lower limit, where a stage holds more than its share."""
-ROUGH = Fraction(1, 100)
-"""How near the optimum such a plan needs to be proven under its own limit."""
-MARGIN = Fraction(99, 100)
-"""Of the limit that would be just low enough, were all stages to shrink alike."""
+__all__ = ["cut_in_pipeline"]
 
 WIDE = 2
 """Cuts are tried where no more than so many times the bytes cross over that must somewhere (``_needed``)."""
@@ -46,7 +36,7 @@ def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
     """
     from tap_planner.program import lower
 
-    graph, whole, pipeline = result.folded.graph, result.decisions, result.pipeline
+    graph, whole, pipeline = result.folded.graph, rerun_first(result.decisions), result.pipeline
     assert pipeline is not None
     schedule = pipeline.at(whole.microbatches)
     trial = lower(*cut_decisions(graph, whole, _even(graph, schedule), schedule))
@@ -55,62 +45,21 @@ def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
     return lower(*cut_decisions(graph, whole, [graph.operators[index].id for index in cuts], schedule))
 
 
-class Lowered(Protocol):
-    """A search result as a Program on the devices that it uses."""
-
-    @property
-    def program(self) -> Program:
-        """The plan, cut and lowered."""
-        ...
-
-    @property
-    def used(self) -> Cluster:
-        """The devices that it uses."""
-        ...
-
-
-Found = TypeVar("Found", bound=Lowered)
-
-
-def fitting_plan(
-    prepared: PreparedSearch,
-    first: SearchResult,
-    lower: Callable[[SearchResult], Found],
-) -> Found:
-    """The plan of a search, if every stage fits; else that of a search under a limit that leaves the fullest more room.
-
-    Args:
-        prepared: the request.
-        first: its answer.
-        lower: cuts and predicts a plan.
-
-    Raises:
-        LimitReachedError: no plan was found whose stages fit.
-    """
-    from tap_planner.requests import limit_bytes
-    from tap_planner.search import search, search_parts
-    from tap_planner.simulate import price_program
-
-    limit, result, share = limit_bytes(prepared.cluster, prepared.options), first, Fraction(1)
-    needed = 0
-    for _ in range(MAX_ROUNDS):
-        lowered = lower(result)
-        needed = price_program(lowered.program, lowered.used).memory_bytes
-        if limit is None or needed <= limit:
-            return lowered
-        share *= MARGIN * Fraction(limit, needed)
-        requests = [
-            replace(r, limit_bytes=int((r.limit_bytes or 0) * share), gap=max(r.gap, ROUGH)) for r in prepared.requests
-        ]
-        try:
-            result = search_parts(requests, search, below_best=True)
-        except InfeasibleError:
-            break
-    raise LimitReachedError(
-        f"the fullest stage of the best plan needs {needed} bytes, the limit is {limit}; no plan was found whose "
-        "stages all fit, and it is not proven that there is none",
-        hint="Choose more stages, another --mesh, more --microbatches, or --recompute full.",
-    )
+def rerun_first(decisions: Decisions) -> Decisions:
+    """The same plan, in which of repeats that are alike the first ones are those that run again: early stages hold the
+    activations of more microbatches than late ones, and all that matters of the order is where that is."""
+    strategies = {operator.id: operator.strategy for operator in decisions.operators}
+    alike: dict[tuple[int, tuple[tuple[str, ...], ...]], list[int]] = {}
+    for number, region in enumerate(decisions.regions):
+        if region.run is not None:
+            key = (region.run, tuple(strategies[name] for name in region.operators))
+            alike.setdefault(key, []).append(number)
+    regions = list(decisions.regions)
+    for numbers in alike.values():
+        settings = sorted((regions[number].recompute for number in numbers), key=RECOMPUTES.index, reverse=True)
+        for number, recompute in zip(numbers, settings, strict=True):
+            regions[number] = replace(regions[number], recompute=recompute)
+    return replace(decisions, regions=tuple(regions))
 
 
 def _even(graph: Graph, schedule: PipelineSchedule) -> Sequence[str]:

@@ -42,8 +42,12 @@ class Prober:
         return self.left <= 0
 
     def plan(self, prepared: PreparedSearch) -> SearchResult | None:
-        """A plan that fits; None where none is found, which does not prove that there is none."""
-        found = [result for request in prepared.requests if (result := self._plan(request, prepared)) is not None]
+        """A plan that fits; None where none is found, which does not prove that there is none.
+
+        Pipelines are no answer: whether their stages fit shows when they are cut.
+        """
+        plain = (request for request in prepared.requests if request.pipeline is None)
+        found = [result for request in plain if (result := self._plan(request, prepared)) is not None]
         return min(found, key=lambda result: result.objective_ns, default=None)
 
     def least_bytes(self, prepared: PreparedSearch) -> int | None:

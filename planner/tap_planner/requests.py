@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tap_planner.errors import UsageError
 from tap_planner.moments import check_moments, rounds_moments
 from tap_planner.plan import RECOMPUTES, Constraint, PlanOptions
-from tap_planner.stages import check_pipeline, in_stages
+from tap_planner.stages import check_pipeline, in_stages, numbers_of_stages
 from tap_planner.yaml_entries import near_miss
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOpt
     from tap_planner.search import TARGETS
 
     target = None if options.target is None else TARGETS[options.target]
-    meshes = _meshes(cluster, options, target)
+    meshes = _meshes(cluster, options, target, graphs(1))
     check_pipeline(options, cluster, meshes)
     _check_axes(options.constraints, meshes)
     variants = (None,) if target is None else target.variants()
@@ -109,16 +109,22 @@ def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOpt
     conflicts: list[NoStrategyError] = []
     for variant in variants:
         space = _Space(graphs, options, target, variant)
-        kept, conflict = space.keep_meshes(meshes)
         levels = _zero_levels(options, target, variant)
-        if kept and levels:
-            found.extend(in_stages(_request(space, cluster, options, kept, levels), options))
-        elif conflict is not None:
-            conflicts.append(conflict)
+        for alike in _by_stages(meshes):
+            kept, conflict = space.keep_meshes(alike)
+            if kept and levels:
+                found.extend(in_stages(_request(space, cluster, options, kept, levels), options))
+            elif conflict is not None:
+                conflicts.append(conflict)
     if found:
         return tuple(found)
     if conflicts:
         raise _on_fewer(_Space(graphs, options, target, variants[0]), cluster, options, conflicts[0])
+    if options.stages != 1:
+        raise UsageError(
+            f"--stages {options.stages}: a batch of {graphs(1).batch} cannot be cut in microbatches for any pipeline",
+            hint="Choose --batch, --microbatches or another --schedule.",
+        )
     raise UsageError(
         f"--target {options.target} with --zero {options.zero} has no mesh that keeps the rules",
         hint="Leave --zero to the search, or choose another --mesh.",
@@ -306,7 +312,15 @@ def _check_axes(constraints: tuple[Constraint, ...], meshes: tuple[Mesh, ...]) -
 # -- the space ---------------------------------------------------------------------------------------------------
 
 
-def _meshes(cluster: Cluster, options: PlanOptions, target: Target | None) -> tuple[Mesh, ...]:
+def _by_stages(meshes: tuple[Mesh, ...]) -> tuple[tuple[Mesh, ...], ...]:
+    """Meshes in groups of one number of stages."""
+    groups: dict[int, list[Mesh]] = {}
+    for mesh in meshes:
+        groups.setdefault(mesh.num_stages, []).append(mesh)
+    return tuple(map(tuple, groups.values()))
+
+
+def _meshes(cluster: Cluster, options: PlanOptions, target: Target | None, whole: Graph) -> tuple[Mesh, ...]:
     from tap_planner.cluster import enumerate_meshes, parse_mesh
     from tap_planner.search import useful_meshes
 
@@ -315,6 +329,11 @@ def _meshes(cluster: Cluster, options: PlanOptions, target: Target | None) -> tu
         if target is not None:
             target.roles_of(mesh)
         return (mesh,)
+    if options.stages != 1:
+        numbers = numbers_of_stages(options, cluster.num_devices, whole)
+        return tuple(
+            mesh for stages in numbers for mesh in enumerate_meshes(cluster, options.max_axes, num_stages=stages)
+        )
     meshes = enumerate_meshes(cluster, options.max_axes, allow_idle=options.allow_idle)
     if target is not None:
         return target.name_meshes(meshes)
@@ -328,7 +347,7 @@ def _on_fewer(space: _Space, cluster: Cluster, options: PlanOptions, conflict: N
 
     if options.allow_idle or options.mesh is not None:
         return conflict
-    kept, _ = space.keep_meshes(_meshes(cluster, replace(options, allow_idle=True), space.target))
+    kept, _ = space.keep_meshes(_meshes(cluster, replace(options, allow_idle=True), space.target, space.whole))
     if not kept:
         return conflict
     return NotOnAllError(

@@ -1,27 +1,36 @@
-"""Pipelines that were asked for: what the search is to find for all stages together, one microbatch count at a time."""
+"""Pipelines that are asked for: what the search is to find for all stages together, one pipeline and microbatch count
+at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tap_planner.errors import UsageError
+from tap_planner.operators import ComputeKind, record_of
 from tap_planner.plan import DEFAULT_SCHEDULE, PlanOptions
 from tap_planner.schedule import SCHEDULES, PipelineSchedule, check, parse_order
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
-    from tap_planner.search import SearchRequest
+    from tap_planner.graph import Graph
+    from tap_planner.search import Pipeline, SearchRequest
 
-__all__ = ["check_pipeline", "in_stages"]
+__all__ = ["check_pipeline", "in_stages", "numbers_of_stages"]
 
+AUTO = "auto"
+"""The search chooses."""
+MAX_STAGES = 64
+"""Most stages that are tried by themselves."""
 MAX_ROUNDS = 64
 """Most microbatches for each stage that are tried by themselves."""
 LIKELY = 8
 """Microbatches for each stage that are tried first."""
 LEAST_CHUNKS = {"interleaved": 2, "zbv": 2}
 """Parts of the model on each stage that a schedule needs; 1 elsewhere."""
+OFFERED = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zbv", 2))
+"""Schedules and chunks among which ``auto`` chooses; fill-drain takes as long as 1f1b, and more memory."""
 
 
 def check_pipeline(options: PlanOptions, cluster: Cluster, meshes: Sequence[Mesh]) -> None:
@@ -30,10 +39,13 @@ def check_pipeline(options: PlanOptions, cluster: Cluster, meshes: Sequence[Mesh
     Raises:
         UsageError: names the option.
     """
-    if not any(mesh.num_stages > 1 for mesh in meshes):
+    open_meshes = options.mesh is None and options.stages != 1
+    if not open_meshes and not any(mesh.num_stages > 1 for mesh in meshes):
         if options.schedule != DEFAULT_SCHEDULE or options.chunks is not None:
             name = "--chunks" if options.schedule == DEFAULT_SCHEDULE else f"--schedule {options.schedule}"
-            raise UsageError(f"{name}: there is one stage", hint="Name stages in --mesh, as pp=4,dp=2,tp=2.")
+            raise UsageError(
+                f"{name}: there is one stage", hint="Name stages in --mesh, as pp=4,dp=2,tp=2, or add --stages auto."
+            )
         return
     wrong = {
         "--mode infer": options.mode != "train",
@@ -42,12 +54,20 @@ def check_pipeline(options: PlanOptions, cluster: Cluster, meshes: Sequence[Mesh
         f"--target {options.target}": options.target is not None,
         "unlike nodes": bool(cluster.node_groups),
     }
+    named = f"--stages {options.stages}" if open_meshes else "pp in --mesh"
     for name, given in wrong.items():
         if given:
-            raise UsageError(f"{name} with pipeline stages (pp in --mesh)", hint="Leave one of them out.")
+            raise UsageError(f"{name} with pipeline stages ({named})", hint="Leave one of them out.")
     order = order_of(options)
     if order is not None:
         _check_order(order, options, meshes)
+        return
+    if options.schedule == AUTO:
+        if options.chunks is not None and options.chunks not in {chunks for _, chunks in OFFERED}:
+            raise UsageError(
+                f"--chunks {options.chunks}: --schedule auto tries {_listed({chunks for _, chunks in OFFERED})}",
+                hint="Name the schedule, as --schedule interleaved.",
+            )
         return
     least = LEAST_CHUNKS.get(options.schedule, 1)
     chunks = least if options.chunks is None else options.chunks
@@ -55,6 +75,10 @@ def check_pipeline(options: PlanOptions, cluster: Cluster, meshes: Sequence[Mesh
     if not least <= chunks <= most:
         wanted = str(least) if options.schedule != "interleaved" else f"at least {least}"
         raise UsageError(f"--chunks {chunks}: --schedule {options.schedule} has {wanted}")
+
+
+def _listed(numbers: set[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def order_of(options: PlanOptions) -> PipelineSchedule | None:
@@ -72,17 +96,17 @@ def order_of(options: PlanOptions) -> PipelineSchedule | None:
 
 def _check_order(order: PipelineSchedule, options: PlanOptions, meshes: Sequence[Mesh]) -> None:
     """Refuse an order that is for another number of stages or chunks, or that takes the name of a known one."""
-    stages = meshes[0].num_stages
-    if order.name in SCHEDULES:
+    stages = max(mesh.num_stages for mesh in meshes)
+    asked = f"--mesh {options.mesh}" if options.mesh is not None else f"--stages {options.stages}"
+    if order.name in (*SCHEDULES, AUTO):
         raise UsageError(
             f"--schedule: the order is called {order.name!r}, which is the name of another one",
             hint="Write another name into its file.",
         )
     if order.num_stages != stages:
         raise UsageError(
-            f"--schedule: the order {order.name!r} is for {order.num_stages} stages, "
-            f"--mesh {options.mesh} has {stages}",
-            hint=f"Name pp={order.num_stages} in --mesh, or write an order for {stages}.",
+            f"--schedule: the order {order.name!r} is for {order.num_stages} stages, {asked} has {stages}",
+            hint=f"Ask for {order.num_stages} stages, or write an order for {stages}.",
         )
     if options.chunks not in (None, order.num_chunks):
         raise UsageError(
@@ -108,30 +132,81 @@ def _count_of(order: PipelineSchedule, request: SearchRequest, options: PlanOpti
     return count
 
 
-def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchRequest, ...]:
-    """A request; with pipeline stages, one for each microbatch count: of times and bytes of all stages together.
+def numbers_of_stages(options: PlanOptions, num_devices: int, whole: Graph) -> tuple[int, ...]:
+    """How many stages a mesh that is left open may have, ascending.
+
+    Args:
+        options: what is asked for.
+        num_devices: of the cluster.
+        whole: the model; every stage is to have a matrix product or the like.
 
     Raises:
-        UsageError: no microbatch count suits the schedule.
+        UsageError: the devices cannot be shared out among so many stages.
     """
-    from tap_planner.search import Pipeline
+    if options.stages == AUTO:
+        order = order_of(options)
+        if order is not None:
+            return (1, order.num_stages) if num_devices % order.num_stages == 0 else (1,)
+        products = sum(record_of(operator.signature).kind is ComputeKind.CONTRACTION for operator in whole.operators)
+        most = min(num_devices, products, MAX_STAGES)
+        return tuple(stages for stages in range(1, most + 1) if num_devices % stages == 0)
+    if num_devices % options.stages:
+        raise UsageError(
+            f"--stages {options.stages}: {num_devices} devices cannot be shared out among so many stages",
+            hint=f"Choose a divisor of {num_devices}.",
+        )
+    return (options.stages,)
 
+
+def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchRequest, ...]:
+    """A request; with pipeline stages, one for each pipeline and microbatch count: of times and bytes of all stages
+    together.
+
+    Args:
+        request: on meshes of one number of stages.
+        options: what is asked for.
+
+    Raises:
+        UsageError: no microbatch count suits the schedule that was asked for.
+    """
     stages = request.meshes[0].num_stages
     if stages == 1:
         return (request,)
-    order = order_of(options)
-    if order is None:
-        chunks, counts = options.chunks or LEAST_CHUNKS.get(options.schedule, 1), _counts(request, options, stages)
-    else:
-        chunks, counts = order.num_chunks, (_count_of(order, request, options),)
-    pipeline = Pipeline(num_stages=stages, schedule=options.schedule, num_chunks=chunks, order=order)
     whole = None if request.limit_bytes is None else request.limit_bytes * stages
-    return tuple(replace(request, pipeline=pipeline, microbatches=count, limit_bytes=whole) for count in counts)
+    return tuple(
+        replace(request, pipeline=pipeline, microbatches=count, limit_bytes=whole)
+        for pipeline, counts in _pipelines(request, options, stages)
+        for count in counts
+    )
 
 
-def _counts(request: SearchRequest, options: PlanOptions, stages: int) -> tuple[int, ...]:
+def _pipelines(request: SearchRequest, options: PlanOptions, stages: int) -> Iterator[tuple[Pipeline, tuple[int, ...]]]:
+    """Pipelines of so many stages with their microbatch counts; of several, those that cannot be are left out."""
+    from tap_planner.search import Pipeline
+
+    order = order_of(options)
+    if order is not None:
+        pipeline = Pipeline(num_stages=stages, schedule=options.schedule, num_chunks=order.num_chunks, order=order)
+        yield pipeline, (_count_of(order, request, options),)
+        return
+    several = options.schedule == AUTO
+    for schedule, chunks in OFFERED if several else ((options.schedule, LEAST_CHUNKS.get(options.schedule, 1)),):
+        if several and options.chunks not in (None, chunks):
+            continue
+        pipeline = Pipeline(
+            num_stages=stages, schedule=schedule, num_chunks=chunks if several else options.chunks or chunks
+        )
+        try:
+            counts = _counts(request, options, stages, rounds=schedule == "interleaved")
+        except UsageError:
+            if not several and options.stages != AUTO:
+                raise
+            continue
+        yield pipeline, counts
+
+
+def _counts(request: SearchRequest, options: PlanOptions, stages: int, *, rounds: bool) -> tuple[int, ...]:
     """Microbatch counts: that which was asked for; else those that fill the pipeline, whole rounds of stages."""
-    rounds = options.schedule == "interleaved"
     if options.microbatches != "auto":
         if rounds and options.microbatches % stages:
             raise UsageError(

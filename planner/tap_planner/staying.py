@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tap_planner.errors import UsageError
 from tap_planner.plan import PlanDocument, expand
 from tap_planner.requests import PreparedSearch, limit_bytes
+from tap_planner.staging import is_staged
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster
@@ -22,8 +23,8 @@ def check_old_plan(prepared: PreparedSearch, old: PlanDocument) -> None:
     Raises:
         UsageError: none of its operators is one of the model's; it or what is planned has pipeline stages.
     """
-    if old.pipeline.num_stages > 1 or prepared.request.pipeline is not None:
-        which = "what is planned" if prepared.request.pipeline is not None else "the old plan"
+    if old.pipeline.num_stages > 1 or is_staged(prepared):
+        which = "what is planned" if is_staged(prepared) else "the old plan"
         raise UsageError(
             f"--stay-near: {which} has pipeline stages",
             hint="Leave --stay-near out; tap-diff compares two plans.",

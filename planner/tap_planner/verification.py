@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tap_planner.graph import Graph
     from tap_planner.plan import Decisions
     from tap_planner.program import Program
-    from tap_planner.search import Leaf
+    from tap_planner.search import Leaf, SearchRequest
 
-__all__ = ["CertificateReport", "leaves_of", "proof_entries", "verify"]
+__all__ = ["CertificateReport", "lagrangian_bound", "leaves_of", "proof_entries", "stages_of", "verify"]
 
 MAX_SHOWN = 20
 """Findings that are shown."""
@@ -162,15 +162,20 @@ def leaves_of(entries: Sequence[ProofEntry]) -> tuple[Leaf, ...]:
     )
 
 
-def lagrangian_bound(entries: Sequence[ProofEntry], objective: int, num_stages: int = 1) -> int:
+def stages_of(prepared: PreparedSearch) -> tuple[int, ...]:
+    """By part of the space, its number of pipeline stages: its bounds are those of all of them together."""
+    return tuple(request.num_stages for request in prepared.requests)
+
+
+def lagrangian_bound(entries: Sequence[ProofEntry], objective: int, stages: Sequence[int]) -> int:
     """What elimination proves of the whole space, no more than the objective.
 
     Args:
-        entries: the proof; with pipeline stages its bounds are those of all stages together.
+        entries: the proof.
         objective: of the plan.
-        num_stages: stages of a pipeline.
+        stages: see ``stages_of``.
     """
-    return min([objective, *(-(-entry.bound_ns // num_stages) for entry in entries if entry.by != "infeasible")])
+    return min([objective, *(-(-e.bound_ns // stages[e.part]) for e in entries if e.by != "infeasible")])
 
 
 # -- verifying ---------------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ def verify(
         PlanFormatError: the plan holds no proof.
     """
     from tap_planner.cluster import cluster_from_json
-    from tap_planner.search import verify_in_memory, verify_leaves, verify_memory
+    from tap_planner.search import mesh_label, verify_in_memory, verify_leaves, verify_memory
 
     started = time.perf_counter()
     certificate = document.certificate
@@ -208,7 +213,12 @@ def verify(
             f"{document.model.graph_digest[:12]}",
             hint="give the model that the plan was made from with --model, or plan this one anew",
         )
-    findings = [*_digests(document), *_claims(document), *_nearness(document, old), *_plan(document, prepared)]
+    findings = [
+        *_digests(document),
+        *_claims(document, prepared),
+        *_nearness(document, old),
+        *_plan(document, prepared),
+    ]
     leaves = leaves_of(certificate.proof)
     needs = leaves_of(certificate.memory_proof)
 
@@ -228,7 +238,7 @@ def verify(
         objective=prepared.options.objective,
         claims=document.claims,
         num_leaves=len(leaves) + len(needs),
-        num_meshes=sum(len(request.meshes) for request in prepared.requests),
+        num_meshes=len({mesh_label(mesh) for request in prepared.requests for mesh in request.meshes}),
         replayed=replay,
         near=_near_line(document, old),
         seconds=time.perf_counter() - started,
@@ -247,13 +257,16 @@ def _digests(document: PlanDocument) -> Iterator[str]:
         yield "digests: the plan was edited after it was written"
 
 
-def _claims(document: PlanDocument) -> Iterator[str]:
+def _claims(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     """The figures of the certificate against each other."""
-    certificate = document.certificate
+    certificate, stages = document.certificate, stages_of(prepared)
     for claim in document.claims:
+        beyond = next((entry for entry in claim.proof if entry.part >= len(stages)), None)
+        if beyond is not None:
+            yield f"proof: {beyond.mesh} is of part {beyond.part}, the space has {len(stages)}"
+            return
         feasible = [entry for entry in claim.proof if entry.by != "infeasible"]
-        stages = document.pipeline.num_stages
-        proven = [-(-(e.bound_ns if e.solver_ns is None else e.solver_ns) // stages) for e in feasible]
+        proven = [-(-(e.bound_ns if e.solver_ns is None else e.solver_ns) // stages[e.part]) for e in feasible]
         lagrangian = lagrangian_bound(claim.proof, claim.objective, stages)
         if claim.lagrangian not in (None, lagrangian):
             yield f"lagrangian_bound_{claim.unit}: {claim.lagrangian}, expected {lagrangian}, the least in proof"
@@ -319,11 +332,16 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     from tap_planner.simulate import price_program
 
     decisions = expand(document)
+    if not _parts_of(prepared, decisions):
+        stages, pipeline = decisions.num_stages, decisions.pipeline
+        yield f"pipeline: {pipeline.schedule.name if pipeline else 'none'} of {stages} stages is not in the space"
+        return
     asked = prepared.request.optimizer_states
     if decisions.optimizer_states != asked:
         yield f"optimizer.states: {decisions.optimizer_states}, the options ask for {asked}"
         return
     axes = tuple((axis.name, axis.size) for axis in document.mesh.axes)
+    prepared = replace(prepared, requests=_parts_of(prepared, decisions))
     meshes = [mesh for request in prepared.requests for mesh in request.meshes]
     same = (mesh for mesh in meshes if tuple((axis.name, axis.size) for axis in mesh.axes) == axes)
     mesh = next((m for m in same if mesh_places(prepared.cluster, m) == document.mesh.ranks), None)
@@ -333,14 +351,6 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
         return
     if prepared.graph.batch % decisions.microbatches:
         yield f"microbatches: {decisions.microbatches} do not divide the batch {prepared.graph.batch}"
-        return
-    asked = prepared.request.pipeline
-    if decisions.pipeline is not None and (
-        asked is None
-        or (asked.schedule, mesh.num_stages) != (decisions.pipeline.schedule.name, decisions.num_stages)
-        or asked.at(decisions.microbatches) != decisions.pipeline.schedule
-    ):
-        yield f"pipeline: {decisions.pipeline.schedule.name} is not in the space"
         return
     graph = prepared.graphs(decisions.microbatches)
     try:
@@ -363,6 +373,23 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     limit = limit_bytes(used, prepared.options)
     if limit is not None and price.memory_bytes > limit:
         yield f"memory_bytes: the lowered plan needs {price.memory_bytes}, the limit is {limit}"
+
+
+def _parts_of(prepared: PreparedSearch, decisions: Decisions) -> tuple[SearchRequest, ...]:
+    """The parts of the space that a plan's pipeline is of, or its having none."""
+    schedule = None if decisions.pipeline is None else decisions.pipeline.schedule
+    return tuple(
+        request
+        for request in prepared.requests
+        if (schedule is None and request.pipeline is None)
+        or (
+            schedule is not None
+            and request.pipeline is not None
+            and (request.pipeline.schedule, request.num_stages) == (schedule.name, decisions.num_stages)
+            and request.microbatches == decisions.microbatches
+            and request.pipeline.at(decisions.microbatches) == schedule
+        )
+    )
 
 
 def _joined(document: PlanDocument, prepared: PreparedSearch, graph: Graph, program: Program) -> Decisions:

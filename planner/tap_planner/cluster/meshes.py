@@ -133,7 +133,9 @@ def _factorisations(number: int, num_axes: int) -> list[tuple[int, ...]]:
     return [(*sizes, rest) for sizes, rest in partial if rest >= 2]
 
 
-def enumerate_meshes(cluster: Cluster, max_axes: int = 2, *, allow_idle: bool = False) -> tuple[Mesh, ...]:
+def enumerate_meshes(
+    cluster: Cluster, max_axes: int = 2, *, allow_idle: bool = False, num_stages: int = 1
+) -> tuple[Mesh, ...]:
     """All ordered factorisations of the device count into 1 to ``max_axes`` axes of size >= 2.
 
     A single device has one mesh with one axis of size 1. Axes are called ``dp``; ``dp, tp``; ``dp, fsdp, tp``;
@@ -143,8 +145,10 @@ def enumerate_meshes(cluster: Cluster, max_axes: int = 2, *, allow_idle: bool = 
         cluster: the topology.
         max_axes: most axes.
         allow_idle: also the meshes on parts of the cluster (``device_parts``), after those of the whole.
+        num_stages: pipeline stages, a divisor of the device count; the axes are those of each of them.
     """
-    whole = tuple(mesh_on(sizes) for sizes in _shapes(cluster.num_devices, max_axes))
+    shapes = _shapes(cluster.num_devices // num_stages, max_axes)
+    whole = tuple(replace(mesh_on(sizes), num_stages=num_stages) for sizes in shapes)
     if not allow_idle:
         return whole
     return (*whole, *(mesh_on(s, part) for part in device_parts(cluster) for s in _shapes(len(part), max_axes)))

@@ -50,6 +50,7 @@ def options_from_json(value: Value) -> PlanOptions:
         mesh=mesh and mesh.text(),
         max_axes=value["max_axes"].integer(1),
         allow_idle=(idle := value.get("allow_idle")) is not None and idle.flag(),
+        stages=1 if (stages := value.get("stages")) is None else _auto(stages, least=1),
         schedule=_schedule(value.get("schedule"), order := _order(value.get("order"))),
         order=order,
         chunks=None if (chunks := value.get("chunks")) is None else chunks.integer(1),
@@ -75,7 +76,7 @@ def _order(value: Value | None) -> tuple[str, ...]:
 def _schedule(value: Value | None, order: tuple[str, ...]) -> str:
     if value is None:
         return DEFAULT_SCHEDULE
-    return value.text() if order else value.text(SCHEDULES)
+    return value.text() if order else value.text(("auto", *SCHEDULES))
 
 
 def _optimizer_states(value: Value | None) -> str:

@@ -124,6 +124,8 @@ def options_to_json(options: PlanOptions) -> Json:
         json["target"] = options.target
     if options.allow_idle:
         json["allow_idle"] = True
+    if options.stages != 1:
+        json["stages"] = options.stages
     if options.schedule != DEFAULT_SCHEDULE:
         json["schedule"] = options.schedule
     if options.order:

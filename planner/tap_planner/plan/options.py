@@ -58,13 +58,15 @@ class PlanOptions:
     recompute: str = "auto"
     """``auto``, ``none``, ``selective`` or ``full``."""
     mesh: str | None = None
-    """``dp=2,tp=2``, or ``pp=4,dp=2,tp=2`` with four pipeline stages; None: the search chooses, without pipeline."""
+    """``dp=2,tp=2``, or ``pp=4,dp=2,tp=2`` with four pipeline stages; None: the search chooses."""
+    stages: int | Auto = 1
+    """Pipeline stages of the meshes that the search chooses (a ``mesh`` that is given names its own)."""
     schedule: str = DEFAULT_SCHEDULE
-    """Of a pipeline: one of ``schedule.SCHEDULES``, or the name of ``order``."""
+    """Of a pipeline: one of ``schedule.SCHEDULES``, ``auto``, or the name of ``order``."""
     order: tuple[str, ...] = ()
     """Lines of an order of the user's own (``schedule.parse_order``); empty: what ``schedule`` names."""
     chunks: int | None = None
-    """Parts of the model on each pipeline stage; None: as few as the schedule needs."""
+    """Parts of the model on each pipeline stage; None: as few as the schedule needs, several with ``auto``."""
     max_axes: int = 2
     """Most axes of a mesh that the search chooses."""
     allow_idle: bool = False

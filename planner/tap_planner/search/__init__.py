@@ -7,7 +7,7 @@ from tap_planner.search.choices import Assignment, Choices, fold_assignment
 from tap_planner.search.configuration import Configuration, Pipeline, Recompute, Settings, ZeroSetting, zero_settings
 from tap_planner.search.constraints import NoStrategyError, SpaceRules, StrategyFilter
 from tap_planner.search.costing import CostedModel
-from tap_planner.search.enumeration import SearchSpace
+from tap_planner.search.enumeration import SearchSpace, split_leaves, split_ns
 from tap_planner.search.feasibility import first_conflict
 from tap_planner.search.fewer import (
     FewerDevices,
@@ -25,7 +25,7 @@ from tap_planner.search.near import stay_near
 from tap_planner.search.obstacles import Obstacle, find_obstacles
 from tap_planner.search.planner import search
 from tap_planner.search.proof import Leaf, Proof, ProofKind, mesh_label
-from tap_planner.search.request import SearchRequest, SearchResult, SearchStatistics, Smallest
+from tap_planner.search.request import NothingFasterError, SearchRequest, SearchResult, SearchStatistics, Smallest
 from tap_planner.search.resolving import keep_demands, merge_rules, resolve
 from tap_planner.search.roles import ROLES, Roles
 from tap_planner.search.shares import Shares
@@ -50,6 +50,7 @@ __all__ = [
     "Model",
     "NoStrategyError",
     "NotOnAllError",
+    "NothingFasterError",
     "Obstacle",
     "OldPlan",
     "Outcome",
@@ -90,6 +91,8 @@ __all__ = [
     "search_parts",
     "search_smallest",
     "smallest",
+    "split_leaves",
+    "split_ns",
     "stay_near",
     "target_rules",
     "useful_meshes",

@@ -110,7 +110,7 @@ def _held(graph: Graph) -> Iterator[tuple[str, TensorType]]:
             yield name, graph.tensors[name].type
 
 
-def least_ns(graph: Graph, cluster: Cluster, precision: str) -> int:
+def least_ns(graph: Graph, cluster: Cluster, precision: str, num_stages: int = 1) -> int:
     """A lower bound of objective A on a cluster: every operator split perfectly over all devices, nothing sent.
 
     The largest part of an operator's loops, operands and results is at least an even share of them; microbatches,
@@ -120,8 +120,9 @@ def least_ns(graph: Graph, cluster: Cluster, precision: str) -> int:
         graph: bound with the global batch.
         cluster: the devices that are used.
         precision: what floats are cast to.
+        num_stages: with pipeline stages, over the devices of one of them: what all stages together take.
     """
-    device, count = cluster.device, cluster.num_devices
+    device, count = cluster.device, cluster.num_devices // num_stages
     together = replace(
         device,
         memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * count,

@@ -18,10 +18,11 @@ from tap_planner.search.feasibility import first_conflict
 from tap_planner.search.lean import lean_solver
 from tap_planner.search.microbatches import BatchFactors, lost_strategies
 from tap_planner.search.model import Model, build_model
+from tap_planner.search.proof import Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import SearchRequest, does_not_fit
 from tap_planner.search.solver import Solver
 
-__all__ = ["SearchSpace"]
+__all__ = ["SearchSpace", "split_leaves", "split_ns"]
 
 MAX_MICROBATCHES = 128
 """Largest microbatch count that the search tries by itself."""
@@ -49,6 +50,44 @@ def model_of(request: SearchRequest, mesh: Mesh, microbatches: int) -> Model:
         graphs.hints(microbatches),
         request.prices,
     )
+
+
+def split_ns(request: SearchRequest) -> int:
+    """What a pipeline takes at least, all stages together: operators split perfectly over a stage, and the bubble."""
+    pipeline, count = request.pipeline, request.microbatches
+    assert pipeline is not None and count is not None
+    passes, of = pipeline.passes(count), request.graphs.least_ns
+    if count == request.batch:  # one sample may need fewer operators
+        return passes * of(count, request.cluster, request.precision, pipeline.num_stages)
+    return passes * of(1, request.cluster, request.precision, pipeline.num_stages) // count
+
+
+def split_leaves(request: SearchRequest, bound_ns: int) -> tuple[Leaf, ...]:
+    """The parts of a space of one microbatch count, of which nothing is known but what they take at least."""
+    proof = Proof(kind=ProofKind.SPLIT, bound_ns=bound_ns)
+    return tuple(
+        Leaf(
+            mesh=mesh_label(mesh),
+            setting=number,
+            room=None,
+            microbatches=request.microbatches or 1,
+            and_more=False,
+            and_multiples=False,
+            proof=proof,
+            solver_ns=bound_ns,
+        )
+        for mesh in request.meshes
+        for number in range(len(settings_of(request, mesh)))
+    )
+
+
+def settings_of(request: SearchRequest, mesh: Mesh) -> tuple[Settings, ...]:
+    """What regions may choose from: everything, or one after the other where the whole plan must have the same."""
+    zeros = zero_settings(request.zero_levels, len(mesh.axes), hybrid=request.hybrid_zero)
+    recomputes = tuple(sorted(Recompute[name.upper()] for name in request.recomputes))
+    if not request.uniform_settings:
+        return (Settings(recomputes=recomputes, zeros=zeros),)
+    return tuple(Settings(recomputes=(mode,), zeros=(zero,)) for zero in zeros for mode in recomputes)
 
 
 class SearchSpace:
@@ -169,22 +208,20 @@ class SearchSpace:
                 model.tables.clear()
 
     def settings(self, mesh: int) -> tuple[Settings, ...]:
-        """What regions may choose from: everything, or one after the other where the whole plan must have the same."""
-        request = self._request
-        zeros = zero_settings(request.zero_levels, len(request.meshes[mesh].axes), hybrid=request.hybrid_zero)
-        recomputes = tuple(sorted(Recompute[name.upper()] for name in request.recomputes))
-        if not request.uniform_settings:
-            return (Settings(recomputes=recomputes, zeros=zeros),)
-        return tuple(Settings(recomputes=(mode,), zeros=(zero,)) for zero in zeros for mode in recomputes)
+        """What regions may choose from on a mesh (by its number)."""
+        return settings_of(self._request, self._request.meshes[mesh])
 
     def least_ns(self, mesh: int) -> int:
-        """What a mesh that leaves devices idle takes at least; 0 bytes need to be sent."""
-        if self._request.prices is PriceList.VOLUME:
+        """What a mesh that leaves devices idle, or has pipeline stages, takes at least; 0 bytes need to be sent."""
+        request = self._request
+        if request.prices is PriceList.VOLUME:
             return 0
-        devices = self._request.meshes[mesh].devices
+        if request.pipeline is not None:
+            return split_ns(request)
+        devices = request.meshes[mesh].devices
         if devices not in self._least:
-            part = part_of(self._request.cluster, self._request.meshes[mesh])
-            self._least[devices] = least_ns(self.graph(1), part, self._request.precision)
+            part = part_of(request.cluster, request.meshes[mesh])
+            self._least[devices] = least_ns(self.graph(1), part, request.precision)
         return self._least[devices]
 
     def tells_of_all_from(self, graph_of: int, microbatches: int) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
+from tap_planner.cluster import Cluster
 from tap_planner.folding import FoldedGraph
-from tap_planner.search.capacity import Sizes, sizes_of
+from tap_planner.search.capacity import Sizes, least_ns, sizes_of
 from tap_planner.search.graph_index import GraphIndex
 from tap_planner.sharding import BatchMap, block_hints, map_batch
 
@@ -27,6 +28,7 @@ class MicrobatchGraphs:
         self._batches: dict[int, BatchMap] = {}
         self._hints: dict[int, Hints] = {}
         self._indices: dict[int, GraphIndex] = {}
+        self._least: dict[tuple[int, int, str, int], int] = {}
 
     def folded(self, microbatches: int) -> FoldedGraph:
         """The graph of one microbatch, folded."""
@@ -44,6 +46,14 @@ class MicrobatchGraphs:
     def sizes(self) -> Sizes:
         """What the graph of the whole batch holds."""
         return sizes_of(self.folded(1).graph)
+
+    def least_ns(self, microbatches: int, cluster: Cluster, precision: str, num_stages: int = 1) -> int:
+        """What one microbatch takes at least (see ``capacity.least_ns``), on devices that are the same whenever there
+        are as many."""
+        key = (microbatches, cluster.num_devices, precision, num_stages)
+        if key not in self._least:
+            self._least[key] = least_ns(self.folded(microbatches).graph, cluster, precision, num_stages)
+        return self._least[key]
 
     def batch(self, microbatches: int) -> BatchMap:
         """Where the batch is in that graph."""

@@ -38,15 +38,12 @@ def merge_results(results: Sequence[SearchResult]) -> SearchResult:
     )
 
 
-def search_parts(
-    requests: Sequence[SearchRequest], search: Callable[[SearchRequest], SearchResult], *, below_best: bool = False
-) -> SearchResult:
+def search_parts(requests: Sequence[SearchRequest], search: Callable[[SearchRequest], SearchResult]) -> SearchResult:
     """Search parts of a space one by one.
 
     Args:
         requests: the parts.
         search: searches one of them.
-        below_best: whether a part is left alone once nothing in it is faster than the best plan so far.
 
     Raises:
         InfeasibleError: nothing fits in any part; what is said is about the part that needs the least.
@@ -56,8 +53,6 @@ def search_parts(
     failures: list[InfeasibleError] = []
     leaves: list[Leaf] = []
     for number, request in enumerate(requests):
-        if below_best and results:
-            request = replace(request, ceiling_ns=min(result.objective_ns for result in results))
         try:
             result = search(request)
             results.append(result)
@@ -66,12 +61,8 @@ def search_parts(
             failures.append(failure)
             if isinstance(failure, NothingFitsError):
                 leaves += (replace(leaf, part=number) for leaf in failure.leaves)
-        except NothingFasterError as failure:
-            if not results:
-                raise
-            leaves += (replace(leaf, part=number) for leaf in failure.leaves)
         except LimitReachedError as failure:
-            if len(requests) == 1:
+            if len(requests) == 1 or isinstance(failure, NothingFasterError):
                 raise
             raise LimitReachedError(
                 failure.message, hint=failure.hint or "raise --max-memory, or fix more of the options"

@@ -43,7 +43,7 @@ def search(request: SearchRequest) -> SearchResult:
     space = SearchSpace(request)
     meshes = range(len(request.meshes))
     count = min(LANES, len(meshes))
-    work = len(meshes) * len(space.graph(space.counts[0]).operators)
+    work = len(meshes) * len(space.graph(1).operators)
 
     def lanes() -> tuple[Lane, ...]:
         return tuple(Lane(request, space, meshes[number::count]) for number in range(count))

@@ -59,7 +59,13 @@ class Leaf:
     solver_ns: int
     """What the solver proved, where that is more than elimination gives; else as ``proof.bound_ns``."""
     part: int = 0
-    """Number of the part of the space: targets have several, in which the same mesh may be used in unlike ways."""
+    """Number of the part of the space: targets have several, in which the same mesh may be used in unlike ways, and
+    pipelines one for each schedule and microbatch count."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not proven that nothing of it fits."""
+        return self.proof.kind is not ProofKind.INFEASIBLE
 
 
 UNPROVEN = Proof(kind=ProofKind.SPLIT, bound_ns=0)
