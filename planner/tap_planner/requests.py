@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tap_planner.errors import UsageError
 from tap_planner.moments import check_moments, rounds_moments
 from tap_planner.plan import RECOMPUTES, Constraint, PlanOptions
-from tap_planner.stages import check_pipeline, in_stages, numbers_of_stages
+from tap_planner.stages import axes_beside, check_pipeline, in_stages, numbers_of_stages
 from tap_planner.yaml_entries import near_miss
 
 if TYPE_CHECKING:
@@ -331,9 +331,8 @@ def _meshes(cluster: Cluster, options: PlanOptions, target: Target | None, whole
         return (mesh,)
     if options.stages != 1:
         numbers = numbers_of_stages(options, cluster.num_devices, whole)
-        return tuple(
-            mesh for stages in numbers for mesh in enumerate_meshes(cluster, options.max_axes, num_stages=stages)
-        )
+        most = {stages: options.max_axes if len(numbers) == 1 else axes_beside(stages, options) for stages in numbers}
+        return tuple(mesh for stages in numbers for mesh in enumerate_meshes(cluster, most[stages], num_stages=stages))
     meshes = enumerate_meshes(cluster, options.max_axes, allow_idle=options.allow_idle)
     if target is not None:
         return target.name_meshes(meshes)

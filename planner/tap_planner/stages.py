@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from tap_planner.graph import Graph
     from tap_planner.search import Pipeline, SearchRequest
 
-__all__ = ["check_pipeline", "in_stages", "numbers_of_stages"]
+__all__ = ["axes_beside", "check_pipeline", "in_stages", "numbers_of_stages"]
 
 AUTO = "auto"
 """The search chooses."""
+MAX_AXES = 2
+"""Most axes of a stage's mesh where the number of stages is open."""
 MAX_STAGES = 64
 """Most stages that are tried by themselves."""
 MAX_ROUNDS = 64
@@ -156,6 +158,12 @@ def numbers_of_stages(options: PlanOptions, num_devices: int, whole: Graph) -> t
             hint=f"Choose a divisor of {num_devices}.",
         )
     return (options.stages,)
+
+
+def axes_beside(stages: int, options: PlanOptions) -> int:
+    """Most axes of a mesh where the number of stages is open: there are many numbers, schedules and microbatch counts,
+    and with a third axis many meshes for each."""
+    return options.max_axes if stages == 1 else min(options.max_axes, MAX_AXES)
 
 
 def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchRequest, ...]:

@@ -58,6 +58,10 @@ PLANNINGS = {
     ),
     "175B": Planning(model="hm_gpt3_175b", arguments=_GPT3),
     "175B, <= 3 axes": Planning(model="hm_gpt3_175b", arguments=f"{_GPT3} --max-axes 3"),
+    "175B, pipelines": Planning(model="hm_gpt3_175b", arguments=f"{_GPT3} --stages auto --schedule auto"),
+    "175B, pipelines, <= 3 axes": Planning(
+        model="hm_gpt3_175b", arguments=f"{_GPT3} --stages auto --schedule auto --max-axes 3"
+    ),
     "405B": Planning(model="hm_llama3_405b", arguments="--cluster 128x8:h100-sxm5-80gb --batch 1024 --dim seq=4096"),
     "70B": Planning(model="hm_llama3_70b", arguments="--cluster 16x8:h100-sxm5-80gb --batch 512 --dim seq=4096"),
     "Mixtral": Planning(model="hm_mixtral_8x7b", arguments="--cluster 8x8:h100-sxm5-80gb --batch 256 --dim seq=4096"),

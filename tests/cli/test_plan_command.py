@@ -279,7 +279,7 @@ def test_options_are_frozen() -> None:
         *("--constraints", "--fix", "--forbid", "--no-zero", "--replicate", "--target"),
         *("--loss",),
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
-        *("--optimizer-states", "--processes", "--schedule", "--chunks"),
+        *("--optimizer-states", "--processes", "--schedule", "--chunks", "--stages"),
         *("--output", "--precision", "--quiet", "--recompute", "--report", "--shape", "--train", "--value"),
         *("--verbose", "--version", "--zero", "-o", "-q", "-v"),
     }
