@@ -33,11 +33,13 @@ def test_interleaving_gains(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_planner_finds_no_slower_pipeline(tmp_path: Path) -> None:
-    """On 64 devices; the experts' own mesh is planned too, and stages are of about equal length there."""
-    given = replace(CONTESTS[0], meshes=("pp=8,tp=8", "pp=8,dp=2,tp=4"))
-    _, *rows = contest(given, tmp_path)
+    """On 64 devices the planner's own choice is faster than the experts' plan and than what it finds on their mesh,
+    where stages are of about equal length."""
+    given = replace(CONTESTS[0], meshes=("pp=8,tp=8",))
+    _, chosen, *rows = contest(given, tmp_path)
     percents = [float(str(row["percent"])) for row in rows if row["percent"] is not None]
     assert len(percents) == len(rows)
-    assert min(percents) <= 0
+    assert float(str(chosen["percent"])) < 0
+    assert float(str(chosen["percent"])) <= min(percents)
     plain = next(row for row in rows if (row["mesh"], row["schedule"]) == ("pp=8,tp=8", "1f1b"))
     assert float(str(plain["gap_percent"])) < 4

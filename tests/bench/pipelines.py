@@ -6,8 +6,9 @@ GPT-3 175B (96 layers, hidden 12288, sequence 2048) as Megatron-LM runs it, in f
 
 *Gains*: 1,024 devices, tp 8, pp 16, dp 8, batch 1,536, micro-batch 1, with 1, 2 and 3 parts on each stage (Narayanan et
 al., SC'21). *Choice*: 64 devices, batch 64; the experts' plan is tp 8, pp 8, 3 parts on each stage, micro-batch 1,
-sequence parallelism and selective recomputation (Korthikanti et al. 2022), and the planner chooses all but the number
-of stages and parts, each of which is tried; and on 1,024 devices, where the experts' plan is that of the gains.
+sequence parallelism and selective recomputation (Korthikanti et al. 2022), and the planner chooses everything
+(``open``), or all but the number of stages and parts, each of which is tried; and on 1,024 devices, where the experts'
+plan is that of the gains.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ CONTESTS = (
         meshes=("pp=8,dp=16,tp=8", "pp=16,dp=8,tp=8", "pp=8,dp=32,tp=4"),
     ),
 )
+OPEN = "open"
+"""Where the planner chooses the mesh, the number of stages and the schedule."""
 SCHEDULES: tuple[tuple[str, int | None], ...] = (("1f1b", None), ("interleaved", 2), ("interleaved", 3), ("zbv", None))
 
 
@@ -110,20 +113,28 @@ def contest(given: Contest, folder: Path) -> Iterator[dict[str, object]]:
         "percent": 0.0,
         "memory_gib": round(planned.memory_bytes / 2**30, 1),
     }
-    for mesh in given.meshes:
-        for schedule, chunks in SCHEDULES:
-            started = time.perf_counter()
-            document = _plan(step, folder, mesh, schedule, chunks)
-            row: dict[str, object] = {
-                **empty,
-                "by": "planner",
-                "mesh": mesh,
-                "schedule": schedule,
-                "parts": chunks or 1,
-            }
-            if document is not None:
-                row |= _figures(document, experts_ns)
-            yield row | {"seconds": round(time.perf_counter() - started, 1)}
+    asked = [(OPEN, "auto", None), *((mesh, *schedule) for mesh in given.meshes for schedule in SCHEDULES)]
+    for mesh, schedule, chunks in asked:
+        started = time.perf_counter()
+        document = _plan(step, folder, mesh, schedule, chunks)
+        row: dict[str, object] = {**empty, "by": "planner", "mesh": mesh, "schedule": schedule, "parts": chunks or 1}
+        if document is not None:
+            row |= _figures(document, experts_ns)
+            if mesh == OPEN:
+                row |= _chosen(document)
+        yield row | {"seconds": round(time.perf_counter() - started, 1)}
+
+
+def _chosen(document: PlanDocument) -> dict[str, object]:
+    """The mesh, the schedule and the parts that the planner chose."""
+    axes = ",".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes)
+    stages = document.pipeline.num_stages
+    return {
+        "by": "planner, open",
+        "mesh": f"pp={stages},{axes}" if stages > 1 else axes,
+        "schedule": document.pipeline.schedule,
+        "parts": len(document.pipeline.stages) // stages,
+    }
 
 
 def _figures(document: PlanDocument, experts_ns: int) -> dict[str, object]:
@@ -143,7 +154,8 @@ def _plan(step: MeasuredStep, folder: Path, mesh: str, schedule: str, chunks: in
         batch=step.global_batch,
         precision=step.precision,
         loss="cross-entropy",
-        mesh=mesh,
+        mesh=None if mesh == OPEN else mesh,
+        stages="auto" if mesh == OPEN else 1,
         schedule=schedule,
         chunks=chunks,
         custom_rules=SHAPE.rules,

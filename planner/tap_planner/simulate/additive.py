@@ -34,7 +34,13 @@ from tap_planner.program import (
 from tap_planner.schedule import BUCKET_ELEMENTS
 from tap_planner.sharding import Placements, local_elements
 from tap_planner.simulate.durations import Durations
-from tap_planner.simulate.holding import first_regions, held_by_chunk, held_for_backward, working_regions
+from tap_planner.simulate.holding import (
+    first_regions,
+    held_by_chunk,
+    held_for_backward,
+    waiting_by_chunk,
+    working_regions,
+)
 from tap_planner.simulate.memory import stored_memory
 from tap_planner.simulate.staged import in_flight_bytes, stage_times
 
@@ -193,7 +199,8 @@ class _Pricing:
             ]
             for w in (False, True)
         )
-        activations = in_flight_bytes(self.program, held, working)
+        waiting = [sum(self._tensor_bytes(*entry) for _, entry in chunk) for chunk in waiting_by_chunk(self.program)]
+        activations = in_flight_bytes(self.program, held, waiting, working)
         found: list[tuple[int, int, int, int, int]] = []
         for stage in range(self.decisions.num_stages):
             names = self.program.parameters[stage]

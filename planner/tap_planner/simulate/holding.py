@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from tap_planner.graph import TensorKind
 from tap_planner.operators import kept_for_backward, record_of
 from tap_planner.plan import Decisions, OperatorDecision
-from tap_planner.program import Program, rerun_of_regions
+from tap_planner.program import Part, Program, part_gradients, rerun_of_regions
 from tap_planner.sharding import Placements
 
 Entry = tuple[str, Placements]
@@ -32,6 +32,30 @@ def held_for_backward(program: Program, *, with_working: bool = True) -> frozens
 def held_by_chunk(program: Program, *, with_working: bool = True) -> tuple[frozenset[Entry], ...]:
     """The same of one microbatch in each chunk of a pipeline; arguments as in ``held_for_backward``."""
     return _Holding(program, with_working).entries()
+
+
+def waiting_by_chunk(program: Program) -> tuple[frozenset[tuple[bool, Entry]], ...]:
+    """What a microbatch holds in each chunk from the backward of inputs to that of parameters: what products with
+    parameters read, and the gradients (True) of what they make."""
+    tensors = program.graph.tensors
+    kinds = (TensorKind.ACTIVATION, TensorKind.INPUT)
+    found: list[frozenset[tuple[bool, Entry]]] = []
+    for chunk in program.chunks:
+        held: set[tuple[bool, Entry]] = set()
+        for index in chunk.operators:
+            decision = program.decisions.operators[index]
+            needed = part_gradients(program.graph, decision, Part.PARAMETERS)
+            if not any(needed):
+                continue
+            record = record_of(program.graph.operators[index].signature)
+            inputs, outputs = kept_for_backward(record, needed)
+            operands = (decision.inputs[position] for position in inputs)
+            held.update((False, (o.tensor, o.placement)) for o in operands if o and tensors[o.tensor].kind in kinds)
+            made = decision.outputs
+            held.update((False, (made[position].tensor, made[position].placement)) for position in outputs)
+            held.update((True, (output.tensor, output.placement)) for output in made)
+        found.append(frozenset(held))
+    return tuple(found)
 
 
 def working_regions(decisions: Decisions) -> frozenset[int]:

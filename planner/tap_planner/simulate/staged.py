@@ -3,7 +3,7 @@
 A is the makespan of the schedule, where every slot takes the sum of its instructions and transfers hide behind the work
 of the stages, and what the stage whose step ends last does beside: reductions of gradients, gathers and the optimizer,
 as in ``additive``. M is that of the stage that holds most: its parameters, and the activations of as many microbatches
-of its chunks as the schedule has in flight.
+of its chunks as the schedule has in flight; where it leaves the backward of parameters for later, what waits for that.
 """
 
 from __future__ import annotations
@@ -92,17 +92,20 @@ class _Slots:
         return compute, communication
 
 
-def in_flight_bytes(program: Program, held: Sequence[int], working: Sequence[int]) -> tuple[int, ...]:
+def in_flight_bytes(
+    program: Program, held: Sequence[int], waiting: Sequence[int], working: Sequence[int]
+) -> tuple[int, ...]:
     """Per stage, the bytes of all activations when they are most.
 
     Args:
         program: of a pipeline.
         held: per chunk, of one microbatch, from its forward to its backward.
+        waiting: per chunk, from the backward of inputs to that of parameters, where these are apart.
         working: per chunk, with what exists only while a region of it runs backward.
     """
     pipeline = program.decisions.pipeline
     assert pipeline is not None
-    peaks = peak_bytes(pipeline.schedule, whole_bytes=tuple(held), weight_bytes=tuple(held))
+    peaks = peak_bytes(pipeline.schedule, whole_bytes=tuple(held), weight_bytes=tuple(waiting))
     found: list[int] = []
     for stage, peak in enumerate(peaks):
         own = [chunk for chunk in range(len(held)) if program.stage_of(chunk) == stage]
