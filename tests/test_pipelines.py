@@ -167,6 +167,35 @@ def test_a_step_is_shown_in_time(
         assert slots in " ".join(captured.out.split())
 
 
+def test_a_long_step_is_shown_at_both_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where slots are too short to be seen in the whole step, its begin and its end are drawn, so that every slot of
+    the shortest kind has two characters; what a character stands for is said, and how much is shown."""
+    monkeypatch.setenv("COLUMNS", "30")
+    document = planned("pp=2,dp=2", microbatches=8)
+    write_plan(tmp_path / "plan.json", document)
+    given = [str(tmp_path / "plan.json"), "--model", str(DATA / "gpt2_tiny.onnx"), "--timeline"]
+    assert invoke(show, "tap-show", given) == 0
+    out = capsys.readouterr().out
+    drawn = [found[1:] for found in re.findall(r"^stage (\d+) ([FB.O]+) ~ ([FB.O]+)$", out, re.MULTILINE) if found]
+    assert len(drawn) == 2
+    timeline = api.simulate_program(document, api.lower_plan(document, DATA / "gpt2_tiny.onnx"))
+    forward = [e for e in timeline.stages[0].events if (e.stream, e.kind) == ("main", "forward")]
+    per = sorted(e.end_ns - e.start_ns for e in forward)[len(forward) // 2] / 2
+    for stage, (begin, end) in zip(timeline.stages, drawn, strict=True):
+        assert len(begin) == len(end) <= 26
+        for text, first in ((begin, 0), (end, timeline.step_ns - per * len(end))):
+            for letter, kind in (("F", "forward"), ("B", "backward")):
+                spent = sum(
+                    max(0, min(event.end_ns, first + per * len(text)) - max(event.start_ns, first))
+                    for event in stage.events
+                    if (event.stream, event.kind) == ("main", kind)
+                )
+                assert text.count(letter) == pytest.approx(spent / per, abs=2)
+    assert "the first and the last" in " ".join(out.split())
+
+
 def test_a_step_is_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a plan nothing is drawn; a trace that cannot be written is refused before anything is read."""
     for option in (["--timeline"], ["--program"], ["--trace", str(tmp_path / "t.json")]):
