@@ -48,6 +48,8 @@ LIKELY = 4
 UNLIKELY, INSIDE, OUTSIDE = 1 / 128, 1 / 64, 1 / 8
 """What is taken to be lost, to decide where to look first: by each doubling or halving of their number; by each
 doubling of the devices that one sample is split over, and by each beyond a node."""
+FAILED = 1.25
+"""How many times as long as expected a step is taken to be where no plan that fits was found."""
 LEFT = {"zb-h1": 1 / 3, "zbv": 1 / 6}
 """What zero-bubble schedules leave of the bubble of 1f1b where forward and both backwards take equally long
 (``schedule.bubble_ns``); no bound, but where to look first."""
@@ -136,16 +138,17 @@ class _Search:
                 waiting.remove(number)
                 self._look_at_plain(number, request)
         while waiting or self._uncut:
-            number = min((*waiting, *self._uncut), key=lambda number: (self._expected_ns(number), number))
+            for number in [number for number in waiting if not self._is_worth_while(number)]:
+                waiting.remove(number)
+                self._leave(number)
+            number = min((*waiting, *self._uncut), key=lambda n: (self._expected_ns(n), n), default=None)
+            if number is None:
+                break
             if number in self._uncut:
                 self._cut(number, self._uncut.pop(number))
-                continue
-            waiting.remove(number)
-            if self._searched < MAX_SEARCHED and self._may_be_faster(number):
-                self._searched += self._num_operators * len(self._requests[number].meshes)
-                self._look_at(number)
             else:
-                self._leave(number)
+                waiting.remove(number)
+                self._look_at(number)
         if not self._found:
             raise self._nothing()
         best = self._polished(min(self._found, key=lambda found: found.key))
@@ -158,9 +161,11 @@ class _Search:
     def _best_ns(self) -> int | None:
         return min((found.objective_ns for found in self._found), default=None)
 
-    def _may_be_faster(self, number: int) -> bool:
+    def _is_worth_while(self, number: int) -> bool:
+        """Whether something in a part may be faster than what there is, and there is effort left."""
         best = self._best_ns
-        return best is None or self._split[number] < best * self._requests[number].num_stages
+        may_be_faster = best is None or self._split[number] < best * self._requests[number].num_stages
+        return may_be_faster and self._searched < MAX_SEARCHED
 
     def _expected_ns(self, number: int) -> float:
         """About how long a step takes: as a plan of all stages together says, else a perfect split times what other
@@ -206,6 +211,12 @@ class _Search:
         times = bound_ns / request.num_stages / (self._split_ns(number) * self._prior(request))
         self._met.setdefault(request.num_stages, []).append((request.microbatches or 1, times))
 
+    def _learn_failure(self, number: int) -> None:
+        """Of a part no plan was found."""
+        request = self._requests[number]
+        known = self._expected_ns(number) / self._lost(request) * request.num_stages
+        self._learn(number, known * FAILED)
+
     # -- one part ----------------------------------------------------------------------------------------------
 
     def _look_at_plain(self, number: int, request: SearchRequest) -> None:
@@ -241,43 +252,47 @@ class _Search:
         from tap_planner.search import NothingFasterError, search
 
         request = self._requests[number]
+        self._searched += self._num_operators * len(request.meshes)
         try:
             result = search(replace(request, gap=max(request.gap, ROUGH), ceiling_ns=self._ceiling_ns(number)))
         except NothingFasterError as failure:
             self._leaves[number] = failure.leaves
-            self._learn(number, min((leaf.solver_ns for leaf in failure.leaves if leaf.is_open), default=math.inf))
+            bound = min((leaf.solver_ns for leaf in failure.leaves if leaf.is_open), default=None)
+            if bound is None:
+                self._learn_failure(number)
+            else:
+                self._learn(number, bound)
         except InfeasibleError as failure:
             self._failures.append(failure)
             self._leaves[number] = getattr(failure, "leaves", ())
-            self._learn(number, math.inf)
+            self._learn_failure(number)
         except LimitReachedError as failure:
             self._failures.append(failure)
             self._leave(number)
-            self._learn(number, math.inf)
+            self._learn_failure(number)
         else:
             self._leaves[number] = result.leaves
             self._uncut[number] = result
             self._learn(number, result.objective_ns)
 
-    def _cut(self, number: int, result: SearchResult) -> _Found | None:
+    def _cut(self, number: int, result: SearchResult) -> None:
         """Cut the plan of a part, and have it fit; unless it is no faster than what there is already, or enough was
         tried."""
         ceiling = self._ceiling_ns(number)
         if self._found and (self._cut_off >= MAX_CUT or (ceiling is not None and result.objective_ns >= ceiling)):
-            return None
+            return
         self._cut_off += self._num_operators
-        request, expected = self._requests[number], result.objective_ns / self._requests[number].num_stages
+        request = self._requests[number]
+        pipeline, losses = request.pipeline, self._losses.setdefault(request.num_stages, {})
+        assert pipeline is not None
+        key, expected = (pipeline.schedule, pipeline.num_chunks), result.objective_ns * self._lost(request)
         try:
             found = self._fitting(number, result)
         except (LimitReachedError, UsageError) as failure:
             self._failures.append(failure)
-            self._learn(number, math.inf)
-            return None
-        pipeline, losses = request.pipeline, self._losses.setdefault(request.num_stages, {})
-        assert pipeline is not None
-        key = (pipeline.schedule, pipeline.num_chunks)
-        losses[key] = losses.get(key, 1.0) * found.objective_ns / (expected * self._lost(request))
-        return found
+            losses[key] = losses.get(key, 1.0) * FAILED
+        else:
+            losses[key] = losses.get(key, 1.0) * found.objective_ns * request.num_stages / expected
 
     def _fitting(self, number: int, first: SearchResult) -> _Found:
         """The plan of a search, if every stage fits; else that of a search under a limit that leaves the fullest more
@@ -323,12 +338,12 @@ class _Search:
         request = self._requests[best.part]
         if request.pipeline is None or request.gap >= ROUGH:
             return best
-        result = search(request)
-        self._leaves[best.part] = result.leaves
         try:
+            result = search(request)
+            self._leaves[best.part] = result.leaves
             return min(best, self._fitting(best.part, result), key=lambda found: found.key)
-        except (LimitReachedError, UsageError):
-            return best
+        except (InfeasibleError, LimitReachedError, UsageError):
+            return best  # what was found under a lower limit is no worse
 
     def _certified(self, best: _Found) -> LoweredResult:
         """The best plan with the bound and the proof of the whole space."""
