@@ -12,9 +12,9 @@ from tap_planner.schedule import SCHEDULES, PipelineSchedule, check, parse_order
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
-    from tap_planner.search import SearchRequest
+    from tap_planner.search import MicrobatchGraphs, SearchRequest
 
-__all__ = ["check_pipeline", "in_stages"]
+__all__ = ["LEAST_CHUNKS", "check_pipeline", "counts_in_stages", "in_stages"]
 
 MAX_ROUNDS = 64
 """Most microbatches for each stage that are tried by themselves."""
@@ -130,26 +130,35 @@ def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchReque
 
 
 def _counts(request: SearchRequest, options: PlanOptions, stages: int) -> tuple[int, ...]:
-    """Microbatch counts: that which was asked for; else those that fill the pipeline, whole rounds of stages."""
-    rounds = options.schedule == "interleaved"
-    if options.microbatches != "auto":
-        if rounds and options.microbatches % stages:
-            raise UsageError(
-                f"--microbatches {options.microbatches}: --schedule interleaved wants a multiple of {stages} stages",
-                hint=f"Choose a multiple of {stages}, or --schedule 1f1b.",
-            )
-        return (options.microbatches,)
-    if request.graphs.batch(1).obstacles or request.folded(1).graph.is_batch_fixed:
+    """Microbatch counts: that which was asked for, else those that suit the schedule."""
+    if options.microbatches == "auto":
+        return counts_in_stages(request.graphs, options.schedule, stages)
+    if options.schedule == "interleaved" and options.microbatches % stages:
+        raise UsageError(
+            f"--microbatches {options.microbatches}: --schedule interleaved wants a multiple of {stages} stages",
+            hint=f"Choose a multiple of {stages}, or --schedule 1f1b.",
+        )
+    return (options.microbatches,)
+
+
+def counts_in_stages(graphs: MicrobatchGraphs, schedule: str, stages: int) -> tuple[int, ...]:
+    """Microbatch counts that fill a pipeline, whole rounds of its stages, the likely ones first.
+
+    Raises:
+        UsageError: the batch cannot be cut so.
+    """
+    whole = graphs.folded(1).graph
+    if graphs.batch(1).obstacles or whole.is_batch_fixed:
         found = (1,)
     else:
-        most = min(request.batch, MAX_ROUNDS * stages)
-        found = tuple(k for k in range(stages, most + 1, stages) if request.batch % k == 0 and _is_round(k // stages))
+        most = min(whole.batch, MAX_ROUNDS * stages)
+        found = tuple(k for k in range(stages, most + 1, stages) if whole.batch % k == 0 and _is_round(k // stages))
         found = tuple(
             sorted(found, key=lambda count: (max(count, LIKELY * stages) / min(count, LIKELY * stages), count))
         )
-    if not found or (rounds and found[0] % stages):
+    if not found or (schedule == "interleaved" and found[0] % stages):
         raise UsageError(
-            f"a batch of {request.batch} cannot be cut in a multiple of {stages} microbatches",
+            f"a batch of {whole.batch} cannot be cut in a multiple of {stages} microbatches",
             hint="Choose --microbatches, --batch, or fewer stages.",
         )
     return found
