@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tap_planner.program import Program
     from tap_planner.search import SearchResult
     from tap_planner.simulate import Prediction, Timeline
+    from tap_planner.sweep import Sweep, SweepRequest
 
 __all__ = [
     "Alternative",
@@ -59,6 +60,7 @@ __all__ = [
     "lower_plan",
     "make_plan",
     "prepare_search",
+    "prepare_sweep",
     "simulate_plan",
     "simulate_program",
     "verify_certificate",
@@ -112,6 +114,18 @@ def alternatives(request: PlanRequest, document: PlanDocument, count: int) -> tu
     return best_on_other_meshes(prepared, shape, count, _search_all)
 
 
+def prepare_sweep(request: SweepRequest) -> Sweep:
+    """Read the model and list the combinations of a grid; ``Sweep.run`` plans them, each as ``make_plan`` would.
+
+    Raises:
+        TapError: model, cluster or options are wrong.
+    """
+    from tap_planner.cluster import load_cluster
+    from tap_planner.sweep import prepare_sweep as prepare
+
+    return prepare(request, load_cluster(request.cluster), _plan_of_sweep)
+
+
 def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
     objective = prepared.options.objective
     if old is not None and objective != "time":
@@ -124,21 +138,31 @@ def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
     prepared, result = _search(prepared, old)
     if old is not None:
         result = near_result(prepared, result, old)
-    if result.pipeline is not None:
-        fitting = fitting_plan(prepared, result, lambda found: lower_result(found, prepared.cluster))
-        lowered = fitting.certified_by(result)  # what is proven is what the first search has proven
-        result = lowered.result
-    elif old is not None or objective == "communication" or prepared.options.cost == "volume":
-        lowered = lower_result(result, prepared.cluster)
-    else:
-        lowered = _fastest_predicted(prepared, result)
-        result = lowered.result
+    lowered = _lowered(prepared, result, old)
+    result = lowered.result
     for note in result.notes:
         _log.info(note)
     for obstacle in result.obstacles:  # a mesh that was asked for deserves the reason why it is not used
         _log.log(logging.INFO if prepared.options.mesh is None else logging.WARNING, "%s", obstacle)
     _note_fewer(prepared, result)
     return document_of(prepared, lowered)
+
+
+def _lowered(prepared: PreparedSearch, result: SearchResult, old: PlanDocument | None) -> LoweredResult:
+    """What a search has found, written out: in stages that fit, or the one of those within the gap that is predicted
+    fastest."""
+    if result.pipeline is not None:
+        fitting = fitting_plan(prepared, result, lambda found: lower_result(found, prepared.cluster))
+        return fitting.certified_by(result)  # what is proven is what the first search has proven
+    if old is not None or prepared.options.objective == "communication" or prepared.options.cost == "volume":
+        return lower_result(result, prepared.cluster)
+    return _fastest_predicted(prepared, result)
+
+
+def _plan_of_sweep(prepared: PreparedSearch) -> PlanDocument:
+    """The plan that ``make_plan`` makes, without what else there is to say of it or of why there is none."""
+    prepared, result = choose_states(prepared, _search_all)
+    return document_of(prepared, _lowered(prepared, result, None))
 
 
 def _fastest_predicted(prepared: PreparedSearch, result: SearchResult) -> LoweredResult:
