@@ -47,6 +47,8 @@ from tap_planner_cli.console import make_console, show_warnings
 from tap_planner_cli.errors import EXIT_NEGATIVE, printable, run
 from tap_planner_cli.parameters import PERCENT, SIZE, Assignment, NumberOrAuto, check_writable, common_options, settings
 from tap_planner_cli.summary import print_alternatives, print_summary, write_report
+from tap_planner_cli.sweep import SweepCommand, refuse_sweeping, run_sweep
+from tap_planner_cli.sweep_tables import FORMATS
 
 _POSITIVE = click.IntRange(min=1)
 DEFAULT_REGRET_BASIS_POINTS = 100
@@ -69,11 +71,13 @@ _NOT_PLANNING = {
 """Parameters that a --check may be given with; all others are in the plan."""
 
 
-@click.command(context_settings=settings("tap-plan"))
+@click.command(cls=SweepCommand, context_settings=settings("tap-plan"))
 @click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option("--model", "model_file", type=click.Path(path_type=Path), help="The same as MODEL.")
 @click.option("--cluster", metavar="FILE|NxM:DEVICE", help="cluster.yaml, or as 4x8:h100-sxm5-80gb.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Plan file; default: stdout.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Plan file (with --grid: table); default: stdout."
+)
 @click.option("--batch", type=_POSITIVE, help="Global batch of one step.")
 @click.option("--dim", type=Assignment(), multiple=True, help="Value of a symbolic dim (repeatable).")
 @click.option("--shape", type=Assignment(several=True), multiple=True, help="Shape of an input, as x=4,8.")
@@ -166,6 +170,17 @@ _NOT_PLANNING = {
 @click.option(
     "--alternatives", type=_POSITIVE, metavar="K", help="Also show the K best plans on other meshes, with their costs."
 )
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="NAME[=V|V],...",
+    help="Plan every combination of mesh axes, pp, microbatches, chunks, schedule, zero, recompute, "
+    "optimizer-states, batch; see docs/sweep.md (repeatable).",
+)
+@click.option("--sweep", is_flag=True, help="The same as --grid pp,dp,tp,microbatches, as far as they are open.")
+@click.option("--format", "table_format", type=click.Choice(FORMATS), help="Of a grid's table; default: by -o's name.")
+@click.option("--top", type=_POSITIVE, metavar="N", help="Rows of a grid's table that are shown; default: all.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="FILE", help="Keep a grid's outcomes, and go on.")
 @click.option("--check", type=click.Path(path_type=Path), help="Re-plan with this plan's options and compare.")
 @click.option(
     "--verify-certificate",
@@ -175,7 +190,7 @@ _NOT_PLANNING = {
 )
 @click.option("--replay", is_flag=True, help="With --verify-certificate: prove the solver's bounds again, too.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write times and diagnosis as JSON.")
-@click.option("--processes", type=_POSITIVE, help="Processes that search; default: one per core, at most 2.")
+@click.option("--processes", type=_POSITIVE, help="Processes that search; default: one per core (one plan: at most 2).")
 @common_options
 @click.pass_context
 def command(
@@ -191,6 +206,11 @@ def command(
     started = time.perf_counter()
     path = _model(context, model, model_file)
     with use_processes(values["processes"] or usable_cores()), _failures_reported(values["report"], started):
+        if values["grid"] or values["sweep"]:
+            if cluster is None:
+                raise _missing(context, "cluster")
+            return run_sweep(context, path, cluster, make_options(values), values)
+        refuse_sweeping(context)
         if values["verify_certificate"] is not None:
             return _verify(context, path, values)
         if values["replay"]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tap_planner.alternatives import Alternative, best_on_other_meshes
 from tap_planner.calibrating import CalibrateRequest, Progress, calibrate
-from tap_planner.choosing import Answer, choose_states, with_states
+from tap_planner.choosing import choose_states, with_states
 from tap_planner.documents import LoweredResult, document_of, lower_result
 from tap_planner.errors import ApplyError, InfeasibleError, UsageError
 from tap_planner.logs import NOTE
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tap_planner.program import Program
     from tap_planner.search import SearchRequest, SearchResult
     from tap_planner.simulate import Prediction, Timeline
+    from tap_planner.sweep import Sweep, SweepRequest
 
 __all__ = [
     "Alternative",
@@ -59,6 +60,7 @@ __all__ = [
     "lower_plan",
     "make_plan",
     "prepare_search",
+    "prepare_sweep",
     "simulate_plan",
     "simulate_program",
     "verify_certificate",
@@ -112,6 +114,18 @@ def alternatives(request: PlanRequest, document: PlanDocument, count: int) -> tu
     return best_on_other_meshes(prepared, shape, count, _search_all)
 
 
+def prepare_sweep(request: SweepRequest) -> Sweep:
+    """Read the model and list the combinations of a grid; ``Sweep.run`` plans them, each as ``make_plan`` would.
+
+    Raises:
+        TapError: model, cluster or options are wrong.
+    """
+    from tap_planner.cluster import load_cluster
+    from tap_planner.sweep import prepare_sweep as prepare
+
+    return prepare(request, load_cluster(request.cluster), _plan_of_sweep)
+
+
 def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
     objective = prepared.options.objective
     if old is not None and objective != "time":
@@ -121,10 +135,10 @@ def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
         )
     if old is not None:
         check_old_plan(prepared, old)
-    if is_staged(prepared):
-        prepared, lowered = _best_in_stages(prepared)
-    else:
+    try:
         prepared, lowered = _best(prepared, old)
+    except InfeasibleError as failure:
+        raise diagnose(prepared, failure) from failure
     result = lowered.result
     for note in result.notes:
         _log.info(note)
@@ -135,9 +149,11 @@ def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
 
 
 def _best(prepared: PreparedSearch, old: PlanDocument | None) -> tuple[PreparedSearch, LoweredResult]:
-    """The space that the plan is of (moments may be left open), and the best plan of one stage."""
+    """The space that the plan is of (moments may be left open), and the best plan."""
+    if is_staged(prepared):
+        return _best_in_stages(prepared)
     options = prepared.options
-    prepared, result = _search(prepared, _search_all, None if old is None else old.optimizer_states)
+    prepared, result = choose_states(prepared, _search_all, None if old is None else old.optimizer_states)
     if old is not None:
         result = near_result(prepared, result, old)
     if old is not None or options.objective == "communication" or options.cost == "volume":
@@ -156,9 +172,14 @@ def _best_in_stages(prepared: PreparedSearch) -> tuple[PreparedSearch, LoweredRe
             return _fastest_predicted(space, result)
         return lower_result(result, space.cluster)
 
-    prepared, found = _search(prepared, lambda space: search_stages(space, lower, plain))
+    prepared, found = choose_states(prepared, lambda space: search_stages(space, lower, plain))
     result = replace(found.lowered.result, states=found.states)
     return prepared, replace(found.lowered, result=result)
+
+
+def _plan_of_sweep(prepared: PreparedSearch) -> PlanDocument:
+    """The plan that ``make_plan`` makes, without what else there is to say of it or of why there is none."""
+    return document_of(*_best(prepared, None))
 
 
 def _fastest_predicted(prepared: PreparedSearch, result: SearchResult) -> LoweredResult:
@@ -191,16 +212,6 @@ def _search_all(prepared: PreparedSearch) -> SearchResult:
     if prepared.options.objective == "memory":
         return search_smallest(prepared.requests, limit)
     return search_parts(prepared.requests, lambda request: search_by_room(request, limit))
-
-
-def _search(
-    prepared: PreparedSearch, search: Callable[[PreparedSearch], Answer], old_states: str | None = None
-) -> tuple[PreparedSearch, Answer]:
-    """The space that the plan is of (moments may be left open), and the best plan."""
-    try:
-        return choose_states(prepared, search, old_states)
-    except InfeasibleError as failure:
-        raise diagnose(prepared, failure) from failure
 
 
 def _note_fewer(prepared: PreparedSearch, result: SearchResult) -> None:

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tap_planner.errors import UsageError
 from tap_planner.moments import check_moments, rounds_moments
-from tap_planner.plan import RECOMPUTES, Constraint, PlanOptions
+from tap_planner.plan import RECOMPUTES, Auto, Constraint, PlanOptions
 from tap_planner.stages import axes_beside, check_pipeline, in_stages, numbers_of_stages
 from tap_planner.yaml_entries import near_miss
 
@@ -20,11 +20,23 @@ if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
     from tap_planner.cost import PriceList
     from tap_planner.folding import FoldedGraph
-    from tap_planner.graph import BindOptions, Graph
+    from tap_planner.graph import BindOptions, Graph, ModelFile
     from tap_planner.search import NoStrategyError, Roles, SearchRequest, SpaceRules, StrategyFilter, Target, Variant
 
-__all__ = ["PreparedSearch", "bind_options", "limit_bytes", "prepare", "times_of", "with_options"]
+__all__ = [
+    "ModelGraphs",
+    "PreparedSearch",
+    "bind_options",
+    "lay_out",
+    "limit_bytes",
+    "prepare",
+    "read_model",
+    "times_of",
+    "with_options",
+]
 
+MAX_SPACES = 8
+"""Sets of rules whose folded graphs are kept, those that were asked for last."""
 _log = logging.getLogger("tap_planner")
 
 
@@ -39,7 +51,7 @@ class PreparedSearch:
     """With the bound batch filled in."""
     requests: tuple[SearchRequest, ...]
     """The parts of the space: one, but for some targets."""
-    graphs: Callable[[int], Graph]
+    graphs: ModelGraphs
     """Microbatch count -> the graph bound with the batch of one microbatch."""
 
     @property
@@ -60,10 +72,21 @@ def prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSearc
         TapError: model or options are wrong.
     """
     _check_objective(options)
+    check_moments(options)
+    read = read_model(path, cluster, options)
+    read.graphs.check_microbatches(read.options.microbatches)
+    return with_options(read, read.options)
+
+
+def read_model(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSearch:
+    """Read and bind the model; which spaces there are is left open: ``lay_out`` makes one.
+
+    Raises:
+        TapError: the model, or an option that says how it is bound, is wrong.
+    """
     from tap_planner.cost import unknown_operators
     from tap_planner.graph import bind, load_model
 
-    check_moments(options)
     model = load_model(path)
     whole = bind(model, bind_options(options))
     for warning in whole.warnings:
@@ -73,17 +96,24 @@ def prepare(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSearc
         _log.warning(unknown.warning)
     used = sorted((rule for rule in options.custom_rules if rule.type in whole.ruled), key=lambda rule: rule.type)
     options = replace(options, custom_rules=tuple(used), batch=whole.batch)
-    if options.microbatches != "auto":
-        _check_microbatches(options.microbatches, whole)
+    graphs = ModelGraphs(model, bind_options(options), whole)
+    return PreparedSearch(graph=whole, cluster=cluster, options=options, requests=(), graphs=graphs)
 
-    @cache
-    def graphs(microbatches: int) -> Graph:
-        if microbatches == 1:
-            return whole
-        return bind(model, replace(bind_options(options), batch=whole.batch // microbatches))
 
-    requests = _requests(graphs, cluster, options)
-    return PreparedSearch(graph=whole, cluster=cluster, options=options, requests=requests, graphs=graphs)
+def lay_out(read: PreparedSearch, options: PlanOptions) -> PreparedSearch:
+    """The space of options, checked as if the model were read with them.
+
+    Args:
+        read: the model, bound as these options ask.
+        options: with the bound batch filled in.
+
+    Raises:
+        TapError: the options are wrong.
+    """
+    _check_objective(options)
+    check_moments(options)
+    read.graphs.check_microbatches(options.microbatches)
+    return with_options(read, options)
 
 
 def with_options(prepared: PreparedSearch, options: PlanOptions, cluster: Cluster | None = None) -> PreparedSearch:
@@ -97,7 +127,7 @@ def with_options(prepared: PreparedSearch, options: PlanOptions, cluster: Cluste
     return replace(prepared, cluster=cluster, options=options, requests=requests)
 
 
-def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOptions) -> tuple[SearchRequest, ...]:
+def _requests(graphs: ModelGraphs, cluster: Cluster, options: PlanOptions) -> tuple[SearchRequest, ...]:
     from tap_planner.search import TARGETS
 
     target = None if options.target is None else TARGETS[options.target]
@@ -108,10 +138,10 @@ def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOpt
     found: list[SearchRequest] = []
     conflicts: list[NoStrategyError] = []
     for variant in variants:
-        space = _Space(graphs, options, target, variant)
+        space = graphs.space(options.constraints, target, variant)
         levels = _zero_levels(options, target, variant)
         for alike in _by_stages(meshes):
-            kept, conflict = space.keep_meshes(alike)
+            kept, conflict = space.keep_meshes(alike, options.microbatches)
             if kept and levels:
                 found.extend(in_stages(_request(space, cluster, options, kept, levels), options))
             elif conflict is not None:
@@ -119,7 +149,7 @@ def _requests(graphs: Callable[[int], Graph], cluster: Cluster, options: PlanOpt
     if found:
         return tuple(found)
     if conflicts:
-        raise _on_fewer(_Space(graphs, options, target, variants[0]), cluster, options, conflicts[0])
+        raise _on_fewer(graphs.space(options.constraints, target, variants[0]), cluster, options, conflicts[0])
     if options.stages != 1:
         raise UsageError(
             f"--stages {options.stages}: a batch of {graphs(1).batch} cannot be cut in microbatches for any pipeline",
@@ -202,22 +232,85 @@ def limit_bytes(cluster: Cluster, options: PlanOptions) -> int | None:
 # -- rules -------------------------------------------------------------------------------------------------------
 
 
+class ModelGraphs:
+    """The graphs of a model, by microbatch count, and what is found out about them: each once, whatever is asked.
+
+    Args:
+        model: the file.
+        options: how it is bound.
+        whole: bound with the global batch.
+    """
+
+    def __init__(self, model: ModelFile, options: BindOptions, whole: Graph) -> None:
+        self._model = model
+        self._options = options
+        self._bound = {1: whole}
+        self._spaces: dict[tuple[tuple[Constraint, ...], str | None, Variant | None], _Space] = {}
+
+    def __call__(self, microbatches: int) -> Graph:
+        """The graph bound with the batch of one microbatch."""
+        from tap_planner.graph import bind
+
+        if microbatches not in self._bound:
+            batch = self._bound[1].batch // microbatches
+            self._bound[microbatches] = bind(self._model, replace(self._options, batch=batch))
+        return self._bound[microbatches]
+
+    def space(
+        self, constraints: tuple[Constraint, ...] = (), target: Target | None = None, variant: Variant | None = None
+    ) -> _Space:
+        """The graphs under rules, folded."""
+        key = (constraints, None if target is None else target.name, variant)
+        found = self._spaces.pop(key, None)
+        self._spaces[key] = _Space(self, constraints, target, variant) if found is None else found
+        while len(self._spaces) > MAX_SPACES:
+            self._spaces.pop(next(iter(self._spaces)))
+        return self._spaces[key]
+
+    @cached_property
+    def _obstacles(self) -> tuple[str, ...]:
+        """Operators at which the batch cannot be split."""
+        from tap_planner.sharding import map_batch
+
+        return map_batch(self(1)).obstacles
+
+    def check_microbatches(self, microbatches: int | Auto) -> None:
+        """Refuse a number in which the batch cannot be split.
+
+        Raises:
+            UsageError: says why.
+        """
+        if microbatches == "auto":
+            return
+        if self(1).batch % microbatches:
+            raise UsageError(
+                f"--microbatches {microbatches} does not divide the batch {self(1).batch}",
+                hint="choose a divisor of the batch, or leave --microbatches to the search",
+            )
+        if microbatches > 1 and self._obstacles:
+            raise UsageError(
+                f"--microbatches {microbatches}: the batch cannot be split at operator {self._obstacles[0]!r}"
+                + (f" and {len(self._obstacles) - 1} more" if len(self._obstacles) > 1 else ""),
+                hint="use --microbatches 1",
+            )
+
+
 class _Space:
     """Graphs of microbatches with what the rules say of them."""
 
     def __init__(
         self,
         graphs: Callable[[int], Graph],
-        options: PlanOptions,
-        target: Target | None = None,
-        variant: Variant | None = None,
+        constraints: tuple[Constraint, ...],
+        target: Target | None,
+        variant: Variant | None,
     ) -> None:
         from tap_planner.search import MicrobatchGraphs
 
         self.whole = graphs(1)
         self.target = target
         self._graphs = graphs
-        self._options = options
+        self._constraints = constraints
         self._variant = variant
         self._rules: dict[int, SpaceRules] = {}
         self.graphs = MicrobatchGraphs(self._fold)
@@ -239,7 +332,7 @@ class _Space:
         """By batch: the microbatch count is what graphs differ in."""
         from tap_planner.search import Roles, SpaceRules, merge_rules, target_rules
 
-        if not self._options.constraints and self.target is None:
+        if not self._constraints and self.target is None:
             return SpaceRules()
         if graph.batch not in self._rules:
             roles = Roles(graph, self.whole)
@@ -253,19 +346,20 @@ class _Space:
         """The user's rules; what a small microbatch lacks (one sample has no batch to split) is still asked of it."""
         from tap_planner.search import Roles, keep_demands, resolve
 
-        constraints = self._options.constraints
+        constraints = self._constraints
         if graph.batch == self.whole.batch:
             return resolve(graph, constraints, roles)
         whole = resolve(self.whole, constraints, Roles(self.whole))
         return keep_demands(resolve(graph, constraints, roles, partly=True), whole)
 
-    def keep_meshes(self, meshes: Sequence[Mesh]) -> tuple[tuple[Mesh, ...], NoStrategyError | None]:
-        """The meshes on which the rules can be kept, and, where some cannot, the first conflict."""
+    def keep_meshes(self, meshes: Sequence[Mesh], asked: int | Auto) -> tuple[tuple[Mesh, ...], NoStrategyError | None]:
+        """The meshes on which the rules can be kept by so many microbatches (or any number), and, where some cannot,
+        the first conflict."""
         from tap_planner.search import first_conflict
 
-        if not self._options.constraints and self.target is None:
+        if not self._constraints and self.target is None:
             return tuple(meshes), None
-        microbatches = 1 if self._options.microbatches == "auto" else self._options.microbatches
+        microbatches = 1 if asked == "auto" else asked
         graph, hints = self.graphs.folded(microbatches).graph, self.graphs.hints(microbatches)
         kept: list[Mesh] = []
         conflict: NoStrategyError | None = None
@@ -282,7 +376,7 @@ class _Space:
         """The conflict with a mesh that lacks an axis along which something must be split."""
         from tap_planner.search import NoStrategyError
 
-        for constraint in self._options.constraints:
+        for constraint in self._constraints:
             if constraint.needs_axis and constraint.axis not in mesh.names:
                 return NoStrategyError(
                     f"{constraint.shown} needs the axis {constraint.axis}, the mesh {mesh} has none",
@@ -346,7 +440,8 @@ def _on_fewer(space: _Space, cluster: Cluster, options: PlanOptions, conflict: N
 
     if options.allow_idle or options.mesh is not None:
         return conflict
-    kept, _ = space.keep_meshes(_meshes(cluster, replace(options, allow_idle=True), space.target, space.whole))
+    everywhere = _meshes(cluster, replace(options, allow_idle=True), space.target, space.whole)
+    kept, _ = space.keep_meshes(everywhere, options.microbatches)
     if not kept:
         return conflict
     return NotOnAllError(
@@ -406,23 +501,6 @@ def _check_objective(options: PlanOptions) -> None:
         raise UsageError(
             f"--optimizer-states auto weighs the time of a step, the objective is {options.objective}",
             hint="Choose --optimizer-states fp32 or bf16.",
-        )
-
-
-def _check_microbatches(microbatches: int, graph: Graph) -> None:
-    from tap_planner.sharding import map_batch
-
-    if graph.batch % microbatches:
-        raise UsageError(
-            f"--microbatches {microbatches} does not divide the batch {graph.batch}",
-            hint="choose a divisor of the batch, or leave --microbatches to the search",
-        )
-    obstacles = map_batch(graph).obstacles
-    if microbatches > 1 and obstacles:
-        raise UsageError(
-            f"--microbatches {microbatches}: the batch cannot be split at operator {obstacles[0]!r}"
-            + (f" and {len(obstacles) - 1} more" if len(obstacles) > 1 else ""),
-            hint="use --microbatches 1",
         )
 
 

@@ -15,9 +15,16 @@ from tap_planner.schedule import SCHEDULES, PipelineSchedule, check, parse_order
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
     from tap_planner.graph import Graph
-    from tap_planner.search import Pipeline, SearchRequest
+    from tap_planner.search import MicrobatchGraphs, Pipeline, SearchRequest
 
-__all__ = ["axes_beside", "check_pipeline", "in_stages", "numbers_of_stages"]
+__all__ = [
+    "LEAST_CHUNKS",
+    "axes_beside",
+    "check_pipeline",
+    "counts_in_stages",
+    "in_stages",
+    "numbers_of_stages",
+]
 
 AUTO = "auto"
 """The search chooses."""
@@ -205,7 +212,7 @@ def _pipelines(request: SearchRequest, options: PlanOptions, stages: int) -> Ite
             num_stages=stages, schedule=schedule, num_chunks=chunks if several else options.chunks or chunks
         )
         try:
-            counts = _counts(request, options, stages, rounds=schedule == "interleaved")
+            counts = _counts(request, options, schedule, stages)
         except UsageError:
             if not several and options.stages != AUTO:
                 raise
@@ -213,26 +220,36 @@ def _pipelines(request: SearchRequest, options: PlanOptions, stages: int) -> Ite
         yield pipeline, counts
 
 
-def _counts(request: SearchRequest, options: PlanOptions, stages: int, *, rounds: bool) -> tuple[int, ...]:
-    """Microbatch counts: that which was asked for; else those that fill the pipeline, whole rounds of stages."""
-    if options.microbatches != "auto":
-        if rounds and options.microbatches % stages:
-            raise UsageError(
-                f"--microbatches {options.microbatches}: --schedule interleaved wants a multiple of {stages} stages",
-                hint=f"Choose a multiple of {stages}, or --schedule 1f1b.",
-            )
-        return (options.microbatches,)
-    if request.graphs.batch(1).obstacles or request.folded(1).graph.is_batch_fixed:
+def _counts(request: SearchRequest, options: PlanOptions, schedule: str, stages: int) -> tuple[int, ...]:
+    """Microbatch counts: that which was asked for, else those that suit the schedule."""
+    if options.microbatches == "auto":
+        return counts_in_stages(request.graphs, schedule, stages)
+    if schedule == "interleaved" and options.microbatches % stages:
+        raise UsageError(
+            f"--microbatches {options.microbatches}: --schedule interleaved wants a multiple of {stages} stages",
+            hint=f"Choose a multiple of {stages}, or --schedule 1f1b.",
+        )
+    return (options.microbatches,)
+
+
+def counts_in_stages(graphs: MicrobatchGraphs, schedule: str, stages: int) -> tuple[int, ...]:
+    """Microbatch counts that fill a pipeline, whole rounds of its stages, the likely ones first.
+
+    Raises:
+        UsageError: the batch cannot be cut so.
+    """
+    whole = graphs.folded(1).graph
+    if graphs.batch(1).obstacles or whole.is_batch_fixed:
         found = (1,)
     else:
-        most = min(request.batch, MAX_ROUNDS * stages)
-        found = tuple(k for k in range(stages, most + 1, stages) if request.batch % k == 0 and _is_round(k // stages))
+        most = min(whole.batch, MAX_ROUNDS * stages)
+        found = tuple(k for k in range(stages, most + 1, stages) if whole.batch % k == 0 and _is_round(k // stages))
         found = tuple(
             sorted(found, key=lambda count: (max(count, LIKELY * stages) / min(count, LIKELY * stages), count))
         )
-    if not found or (rounds and found[0] % stages):
+    if not found or (schedule == "interleaved" and found[0] % stages):
         raise UsageError(
-            f"a batch of {request.batch} cannot be cut in a multiple of {stages} microbatches",
+            f"a batch of {whole.batch} cannot be cut in a multiple of {stages} microbatches",
             hint="Choose --microbatches, --batch, or fewer stages.",
         )
     return found

@@ -280,6 +280,7 @@ def test_options_are_frozen() -> None:
         *("--loss",),
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
         *("--optimizer-states", "--processes", "--schedule", "--chunks", "--stages"),
+        *("--grid", "--sweep", "--format", "--top", "--resume"),
         *("--output", "--precision", "--quiet", "--recompute", "--report", "--shape", "--train", "--value"),
         *("--verbose", "--version", "--zero", "-o", "-q", "-v"),
     }

@@ -318,7 +318,7 @@ def test_a_rule_against_the_limit() -> None:
     """Infeasible with the rules, feasible without: the rule is named, and the innocent one is not."""
     made = prepared(replicate("*.weight"), replicate("*.bias"), max_memory_bytes=1_000_000)
     with pytest.raises(InfeasibleError) as error:
-        api._best(made, None)  # pyright: ignore[reportPrivateUsage]
+        api._plan(made, None)  # pyright: ignore[reportPrivateUsage]
     assert error.value.conflicts == ("--zero 0", "--replicate '*.weight:replicate'")
     assert "--zero 0 and --replicate '*.weight:replicate' each conflict with that limit" in error.value.message
     assert any(hint.startswith("Drop --replicate '*.weight:replicate'") for hint in error.value.hints)
@@ -329,5 +329,5 @@ def test_a_rule_against_the_limit() -> None:
 def test_rules_that_are_not_the_reason_are_not_blamed() -> None:
     """Where nothing fits anyway the answer is about the limit alone."""
     with pytest.raises(InfeasibleError) as error:
-        api._best(prepared(replicate("*.bias"), max_memory_bytes=200_000), None)  # pyright: ignore[reportPrivateUsage]
+        api._plan(prepared(replicate("*.bias"), max_memory_bytes=200_000), None)  # pyright: ignore[reportPrivateUsage]
     assert "--replicate" not in error.value.message + error.value.hint

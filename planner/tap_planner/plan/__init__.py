@@ -60,6 +60,7 @@ from tap_planner.plan.document import (
     gap_basis_points,
     row_major_ranks,
 )
+from tap_planner.plan.encode import options_to_json
 from tap_planner.plan.expand import ExpandedParts, expand, expand_parts
 from tap_planner.plan.fold import fold_decisions
 from tap_planner.plan.optimizer_states import StatesChoice, StatesOutcome
@@ -168,6 +169,7 @@ __all__ = [
     "idle_devices",
     "join_decisions",
     "load_constraints",
+    "options_to_json",
     "parse_constraint",
     "parse_constraints",
     "parse_rule",

@@ -7,7 +7,7 @@ from tap_planner.search.choices import Assignment, Choices, fold_assignment
 from tap_planner.search.configuration import Configuration, Pipeline, Recompute, Settings, ZeroSetting, zero_settings
 from tap_planner.search.constraints import NoStrategyError, SpaceRules, StrategyFilter
 from tap_planner.search.costing import CostedModel
-from tap_planner.search.enumeration import SearchSpace, split_leaves, split_ns
+from tap_planner.search.enumeration import SearchSpace, counts_to_try, split_leaves, split_ns
 from tap_planner.search.feasibility import first_conflict
 from tap_planner.search.fewer import (
     FewerDevices,
@@ -18,6 +18,7 @@ from tap_planner.search.fewer import (
     useful_meshes,
 )
 from tap_planner.search.graphs import MicrobatchGraphs
+from tap_planner.search.keeping import models_kept
 from tap_planner.search.limited import LimitedSearch, least_memory
 from tap_planner.search.merging import search_parts
 from tap_planner.search.model import Model, build_model
@@ -75,6 +76,7 @@ __all__ = [
     "ZeroSetting",
     "assemble",
     "build_model",
+    "counts_to_try",
     "fewer_devices",
     "find_obstacles",
     "first_conflict",
@@ -84,6 +86,7 @@ __all__ = [
     "least_ns",
     "merge_rules",
     "mesh_label",
+    "models_kept",
     "requests_by_room",
     "resolve",
     "search",

@@ -15,6 +15,8 @@ from tap_planner.search.configuration import Configuration, Recompute, Settings,
 from tap_planner.search.constraints import NO_RULES
 from tap_planner.search.costing import CostedModel
 from tap_planner.search.feasibility import first_conflict
+from tap_planner.search.graphs import MicrobatchGraphs
+from tap_planner.search.keeping import kept_model
 from tap_planner.search.lean import lean_solver
 from tap_planner.search.microbatches import BatchFactors, lost_strategies
 from tap_planner.search.model import Model, build_model
@@ -34,6 +36,21 @@ def may_be_tried(microbatches: int, batch: int) -> bool:
     return few and batch % microbatches == 0
 
 
+def counts_to_try(graphs: MicrobatchGraphs, *, training: bool) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Microbatch counts, ascending, that a search without stages looks at by itself, and why there are no more."""
+    if not training:
+        return (1,), ()
+    graph = graphs.folded(1).graph
+    if graph.is_batch_fixed:
+        return (1,), (f"one microbatch only: the model has a fixed batch of {graph.batch}",)
+    obstacles = graphs.batch(1).obstacles
+    if obstacles:
+        first, others = obstacles[0], len(obstacles) - 1
+        more = f" and {others} more" if others else ""
+        return (1,), (f"one microbatch only: the batch cannot be split at {first!r}{more}",)
+    return tuple(k for k in range(1, MAX_MICROBATCHES + 1) if may_be_tried(k, graph.batch)), ()
+
+
 def model_of(request: SearchRequest, mesh: Mesh, microbatches: int) -> Model:
     """The model of the graph of one microbatch on a mesh.
 
@@ -41,15 +58,19 @@ def model_of(request: SearchRequest, mesh: Mesh, microbatches: int) -> Model:
         UsageError: the rules leave an operator no strategy.
     """
     graphs = request.graphs
-    return build_model(
-        graphs.index(microbatches),
-        request.cluster,
-        mesh,
-        request.precision,
-        request.constraints(mesh, request.folded(microbatches).graph),
-        graphs.hints(microbatches),
-        request.prices,
-    )
+
+    def build() -> Model:
+        return build_model(
+            graphs.index(microbatches),
+            request.cluster,
+            mesh,
+            request.precision,
+            request.constraints(mesh, request.folded(microbatches).graph),
+            graphs.hints(microbatches),
+            request.prices,
+        )
+
+    return kept_model(request, mesh, microbatches, build)
 
 
 def split_ns(request: SearchRequest) -> int:
@@ -122,22 +143,11 @@ class SearchSpace:
         return tuple(self._notes)
 
     def _microbatch_counts(self) -> tuple[int, ...]:
-        request = self._request
-        if request.microbatches is not None:
-            return (request.microbatches,)
-        if not request.training:
-            return (1,)
-        if self.graph(1).is_batch_fixed:
-            self._notes.append(f"one microbatch only: the model has a fixed batch of {self.graph(1).batch}")
-            return (1,)
-        obstacles = request.graphs.batch(1).obstacles
-        if obstacles:
-            self._notes.append(
-                f"one microbatch only: the batch cannot be split at {obstacles[0]!r}"
-                + (f" and {len(obstacles) - 1} more" if len(obstacles) > 1 else "")
-            )
-            return (1,)
-        return tuple(k for k in range(1, MAX_MICROBATCHES + 1) if may_be_tried(k, request.batch))
+        if self._request.microbatches is not None:
+            return (self._request.microbatches,)
+        counts, why = counts_to_try(self._request.graphs, training=self._request.training)
+        self._notes.extend(why)
+        return counts
 
     def _check_sizes(self) -> None:
         """Answer at once where sizes leave no doubt, and refuse what tables cannot count."""

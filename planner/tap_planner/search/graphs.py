@@ -28,7 +28,7 @@ class MicrobatchGraphs:
         self._batches: dict[int, BatchMap] = {}
         self._hints: dict[int, Hints] = {}
         self._indices: dict[int, GraphIndex] = {}
-        self._least: dict[tuple[int, int, str, int], int] = {}
+        self._least: dict[tuple[int, str, int, str, int], int] = {}
 
     def folded(self, microbatches: int) -> FoldedGraph:
         """The graph of one microbatch, folded."""
@@ -48,9 +48,8 @@ class MicrobatchGraphs:
         return sizes_of(self.folded(1).graph)
 
     def least_ns(self, microbatches: int, cluster: Cluster, precision: str, num_stages: int = 1) -> int:
-        """What one microbatch takes at least (see ``capacity.least_ns``), on devices that are the same whenever there
-        are as many."""
-        key = (microbatches, cluster.num_devices, precision, num_stages)
+        """What one microbatch takes at least (see ``capacity.least_ns``)."""
+        key = (microbatches, repr(cluster.device), cluster.num_devices, precision, num_stages)
         if key not in self._least:
             self._least[key] = least_ns(self.folded(microbatches).graph, cluster, precision, num_stages)
         return self._least[key]
