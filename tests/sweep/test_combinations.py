@@ -45,6 +45,24 @@ def test_meshes_as_options() -> None:
     assert _of("tp,pp=4,dp")[0].arguments == ("--mesh", "pp=4")
 
 
+def test_stages_alone_leave_the_mesh_of_a_stage_open() -> None:
+    """Without axes beside them stages are those of ``--stages``, and one stage is none of it."""
+    found = _of("pp,zero=0|1")
+    assert [(c.options.mesh, c.options.stages) for c in found[::2]] == [(None, 1), (None, 2), (None, 4)]
+    assert [c.arguments for c in found[::2]] == [
+        ("--zero", "0"),
+        ("--stages", "2", "--zero", "0"),
+        ("--stages", "4", "--zero", "0"),
+    ]
+
+
+def test_open_stages_beside_the_grid() -> None:
+    """With ``--stages auto`` each combination chooses its stages, and a schedule of the options or the grid counts."""
+    found = _of("zero=0|1", stages="auto", schedule="auto")
+    assert {(c.options.stages, c.options.schedule, c.staged) for c in found} == {("auto", "auto", True)}
+    assert [c.options.schedule for c in _of("schedule=auto|zbv", stages="auto")] == ["auto", "zbv"]
+
+
 def test_an_axis_that_rules_name_is_kept() -> None:
     """A rule about an axis can be kept on a mesh on which this axis has one device."""
     rules = (parse_rule("batch: tp", forbid=True, origin="--forbid"),)

@@ -53,7 +53,7 @@ def test_what_a_setting_can_be() -> None:
         ("tp=2,tp=4", {}, "tp is named twice"),
         ("microbatch,microbatches=2", {}, "microbatches is named twice"),
         ("batch", {}, "--grid batch needs its values"),
-        ("pp", {}, "--grid pp: of which axes"),
+        ("pp,dp", {"stages": "auto"}, "--grid pp varies the mesh, --stages auto says how many stages it has"),
         ("dp", {"mesh": "dp=4"}, "--grid dp varies the mesh, --mesh dp=4 fixes it"),
         ("zero", {"zero": 1}, "--grid zero varies what --zero fixes"),
         ("batch=8", {"batch": 8}, "--grid batch varies what --batch fixes"),

@@ -34,6 +34,8 @@ GRID = "dp,tp,zero=0|1"
         ("microbatches,optimizer-states", {"mesh": "dp=2,tp=2"}),
         ("dp,tp", {"objective": "communication"}),
         ("batch=4|8,dp,tp=2", {"batch": None}),
+        ("pp,recompute=none|full", {}),
+        ("zero=0|1", {"stages": "auto", "schedule": "auto"}),
     ],
 )
 def test_each_row_is_the_plan_of_its_options(grid: str, options: dict[str, object]) -> None:

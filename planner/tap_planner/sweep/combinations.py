@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tap_planner.errors import TapError, UsageError
-from tap_planner.plan import DEFAULT_SCHEDULE, PlanOptions
+from tap_planner.plan import DEFAULT_SCHEDULE, Auto, PlanOptions
 from tap_planner.stages import LEAST_CHUNKS, counts_in_stages
 from tap_planner.sweep.grid import STAGES, Dimension, Grid, Value
 
@@ -79,7 +79,7 @@ class _Base:
 def _all(base: _Base) -> Iterator[Combination]:
     for batch in _given(base.grid, "batch") or (None,):
         for mesh, sizes in _meshes(base):
-            stages = int(sizes.get(STAGES, 1)) if base.grid.of_mesh else _stages_of(base.options.mesh)
+            stages = _stages(base, sizes)
             for chosen in _choices(base, batch, stages):
                 yield _combination(base, mesh, {**sizes, **chosen}, stages)
 
@@ -89,9 +89,16 @@ def _given(grid: Grid, name: str) -> tuple[Value, ...]:
     return () if dimension is None else dimension.sensible
 
 
-def _stages_of(mesh: str | None) -> int:
+def _stages(base: _Base, sizes: Mapping[str, Value]) -> int | Auto:
+    """Pipeline stages: of the grid, of ``--mesh``, or those that are asked for."""
+    if base.grid.of_mesh:
+        return int(sizes.get(STAGES, 1))
+    return base.options.stages if base.options.mesh is None else _stages_of(base.options.mesh)
+
+
+def _stages_of(mesh: str) -> int:
     """The stages of ``--mesh``."""
-    for part in (mesh or "").split(","):
+    for part in mesh.split(","):
         name, _, size = part.strip().partition("=")
         if name == STAGES and size.isdigit():
             return int(size)
@@ -108,6 +115,11 @@ def _meshes(base: _Base) -> Iterator[tuple[str | None, dict[str, Value]]]:
         yield base.options.mesh, {}
         return
     _check_sizes(dimensions, base)
+    if not any(dimension.is_axis for dimension in dimensions):  # the mesh of a stage is the search's choice
+        (stages,) = dimensions
+        for size in stages.values or _divisors(base.num_devices):
+            yield None, {STAGES: int(size)}
+        return
     ruled = {rule.axis for rule in base.options.constraints if rule.kind != "replicate"}
     found = False
     for sizes in mesh_sizes(dimensions, base.num_devices, allow_idle=base.options.allow_idle):
@@ -142,7 +154,7 @@ def mesh_sizes(
         num_devices: of the cluster.
         allow_idle: whether devices may be left out.
     """
-    divisors = [number for number in range(1, num_devices + 1) if num_devices % number == 0]
+    divisors = _divisors(num_devices)
 
     def further(sizes: tuple[int, ...], product: int) -> Iterator[tuple[int, ...]]:
         if len(sizes) == len(dimensions):
@@ -155,6 +167,10 @@ def mesh_sizes(
                 yield from further((*sizes, int(size)), made)
 
     yield from further((), 1)
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _mesh_text(sizes: Mapping[str, int], ruled: set[str]) -> str:
@@ -170,7 +186,7 @@ def _mesh_text(sizes: Mapping[str, int], ruled: set[str]) -> str:
 # -- the rest ----------------------------------------------------------------------------------------------------
 
 
-def _choices(base: _Base, batch: Value | None, stages: int) -> Iterator[dict[str, Value | None]]:
+def _choices(base: _Base, batch: Value | None, stages: int | Auto) -> Iterator[dict[str, Value | None]]:
     """One value of each dimension that is not of the mesh; ``obstacle`` says why there is none."""
     grid = base.grid
     fixed: dict[str, Value | None] = {} if batch is None else {"batch": batch}
@@ -186,11 +202,11 @@ def _choices(base: _Base, batch: Value | None, stages: int) -> Iterator[dict[str
                     yield {**fixed, **{name: staged[name] for name in staged if grid.find(name)}, **setting}
 
 
-def _schedules(base: _Base, stages: int) -> tuple[Value | None, ...]:
-    return _given(base.grid, "schedule") if stages > 1 and base.grid.find("schedule") else (None,)
+def _schedules(base: _Base, stages: int | Auto) -> tuple[Value | None, ...]:
+    return _given(base.grid, "schedule") if stages != 1 and base.grid.find("schedule") else (None,)
 
 
-def _chunks(base: _Base, schedule: Value | None, stages: int) -> tuple[Value | None, ...]:
+def _chunks(base: _Base, schedule: Value | None, stages: int | Auto) -> tuple[Value | None, ...]:
     dimension = base.grid.find("chunks")
     if dimension is None or stages == 1:
         return (None,)
@@ -201,7 +217,9 @@ def _chunks(base: _Base, schedule: Value | None, stages: int) -> tuple[Value | N
     return tuple(range(LEAST_CHUNKS["interleaved"], MOST_CHUNKS + 1))
 
 
-def _microbatches(base: _Base, batch: Value | None, schedule: Value | None, stages: int) -> tuple[Value | None, ...]:
+def _microbatches(
+    base: _Base, batch: Value | None, schedule: Value | None, stages: int | Auto
+) -> tuple[Value | None, ...]:
     """The counts that were given, or those that ``tap-plan`` would look at; None: there is none."""
     from tap_planner.search import counts_to_try
 
@@ -210,12 +228,13 @@ def _microbatches(base: _Base, batch: Value | None, schedule: Value | None, stag
         return (None,)
     if dimension.values is not None:
         return dimension.values
-    if stages == 1:
+    name = str(schedule or base.options.schedule)
+    if stages in (1, "auto") or name == "auto":
         return counts_to_try(graphs, training=base.options.mode == "train")[0]
     if base.options.order:
         return (None,)  # it has its own
     try:
-        return tuple(sorted(counts_in_stages(graphs, str(schedule or base.options.schedule), stages)))
+        return tuple(sorted(counts_in_stages(graphs, name, stages)))
     except UsageError:
         return (None,)  # left open, the planner says why
 
@@ -232,12 +251,17 @@ _FIELDS = {
 """By dimension, the field of the options."""
 
 
-def _combination(base: _Base, mesh: str | None, values: Mapping[str, Value | None], stages: int) -> Combination:
+def _combination(base: _Base, mesh: str | None, values: Mapping[str, Value | None], stages: int | Auto) -> Combination:
     given = {name: value for name, value in values.items() if name in _FIELDS and value is not None}
     changes: dict[str, Any] = {_FIELDS[name]: value for name, value in given.items()}
     if stages == 1:
         changes |= {"schedule": DEFAULT_SCHEDULE, "order": (), "chunks": None}
-    arguments = ["--mesh", mesh] if base.grid.of_mesh and mesh is not None else []
+    arguments: list[str] = []
+    if base.grid.of_mesh and mesh is not None:
+        arguments = ["--mesh", mesh]
+    elif base.grid.of_mesh and stages != 1:
+        changes["stages"] = stages
+        arguments = ["--stages", str(stages)]
     for name, value in given.items():
         arguments += [f"--{name}", str(value)]
     batch = values.get("batch")
@@ -246,6 +270,6 @@ def _combination(base: _Base, mesh: str | None, values: Mapping[str, Value | Non
         values=tuple((name, values.get(name)) for name in base.grid.names),
         options=replace(base.options, mesh=mesh, **changes),
         arguments=tuple(arguments),
-        staged=stages > 1,
+        staged=stages != 1,
         obstacle=graphs.message if isinstance(graphs, TapError) else "",
     )

@@ -39,7 +39,7 @@ _KINDS: Mapping[str, _Kind] = {
     "batch": _Kind(option="--batch", given=lambda options: options.batch is not None, in_inference=True),
     "microbatches": _Kind(option="--microbatches", given=lambda options: options.microbatches != "auto"),
     "schedule": _Kind(
-        option="--schedule", given=lambda options: options.schedule != DEFAULT_SCHEDULE, words=tuple(SCHEDULES)
+        option="--schedule", given=lambda options: options.schedule != DEFAULT_SCHEDULE, words=("auto", *SCHEDULES)
     ),
     "chunks": _Kind(option="--chunks", given=lambda options: options.chunks is not None),
     "zero": _Kind(option="--zero", given=lambda options: options.zero != "auto", words=("auto", 0, 1, 2, 3)),
@@ -145,7 +145,7 @@ def default_grid(options: PlanOptions, *, unlike_nodes: bool) -> Grid:
     """
     training = options.mode == "train"
     staged = training and options.objective == "time" and not options.allow_idle and not unlike_nodes
-    names = [] if options.mesh is not None else ["dp", "tp"]
+    names = [] if options.mesh is not None or options.stages != 1 else ["dp", "tp"]
     if names and staged and options.target is None:
         names.insert(0, STAGES)
     if training and options.microbatches == "auto":
@@ -201,9 +201,10 @@ def _check(grid: Grid, options: PlanOptions) -> None:
         raise UsageError(
             f"--grid {of_mesh[0].name} varies the mesh, --mesh {options.mesh} fixes it", hint="Leave one of them out."
         )
-    if of_mesh and not any(dimension.is_axis for dimension in of_mesh):
+    if of_mesh and options.stages != 1:
         raise UsageError(
-            f"--grid {STAGES}: of which axes is the mesh of a stage?", hint=f"Name them too, as --grid {STAGES},dp,tp."
+            f"--grid {of_mesh[0].name} varies the mesh, --stages {options.stages} says how many stages it has",
+            hint=f"Name {STAGES} in the grid instead.",
         )
     for dimension in grid.dimensions:
         kind = _KINDS.get(dimension.name)
@@ -214,7 +215,8 @@ def _check(grid: Grid, options: PlanOptions) -> None:
                 f"--grid {dimension.name} varies what {kind.option} fixes",
                 hint=f"Leave {kind.option} out, or {dimension.name} out of the grid.",
             )
-    staged = grid.find(STAGES) is not None or (options.mesh is not None and f"{STAGES}=" in options.mesh)
+    staged = grid.find(STAGES) is not None or options.stages != 1
+    staged = staged or (options.mesh is not None and f"{STAGES}=" in options.mesh)
     for name in ("schedule", "chunks"):
         if grid.find(name) is not None and not staged:
             raise UsageError(
