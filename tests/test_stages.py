@@ -10,9 +10,7 @@ import pytest
 
 from tap_planner import api, staging
 from tap_planner.errors import InfeasibleError, LimitReachedError, TapError
-from tap_planner.pipelining import rerun_first
 from tap_planner.plan import (
-    RECOMPUTES,
     ApplyRequest,
     PlanDocument,
     PlanOptions,
@@ -138,22 +136,6 @@ def test_what_a_part_takes_at_least() -> None:
             assert 0 < split_ns(part) <= search(part).objective_ns
             with pytest.raises(NothingFasterError):
                 search(replace(part, ceiling_ns=split_ns(part)))
-
-
-def test_first_repeats_run_again() -> None:
-    """Where some repeats run again and some do not, those that do come first, as many as before."""
-    options = {"batch": 64, "dims": {"seq": 2048}, "loss": "mean", "stages": 4, "microbatches": 16, "zero": 1}
-    wanted = PlanOptions(**options, mesh=None)  # type: ignore[arg-type]
-    asked = PlanRequest(model=DATA / "hm_llama3_8b.onnx", cluster="2x8:a100-sxm4-80gb", options=wanted)
-    prepared = api.prepare_search(asked)
-    part = prepared.requests[0]
-    free = search(part)
-    tight = search(replace(part, limit_bytes=free.memory_bytes * 9 // 10)).decisions
-    settings = [region.recompute for region in tight.regions if region.run is not None]
-    assert len(set(settings)) > 1
-    ordered = [region.recompute for region in rerun_first(tight).regions if region.run is not None]
-    assert ordered == sorted(settings, key=RECOMPUTES.index, reverse=True)
-    assert replace(rerun_first(tight), regions=tight.regions) == tight
 
 
 def test_enough_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:

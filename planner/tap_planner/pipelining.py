@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tap_planner.plan import RECOMPUTES, cut_decisions
+from tap_planner.plan import cut_decisions
+from tap_planner.rerunning import Reruns
 from tap_planner.schedule import PipelineSchedule, balanced_cuts
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["cut_in_pipeline"]
 
+PLACINGS = 2
+"""How often it is asked anew which repeats run again, as cuts move with them."""
 WIDE = 2
 """Cuts are tried where no more than so many times the bytes cross over that must somewhere (``_needed``)."""
 
@@ -36,30 +38,18 @@ def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
     """
     from tap_planner.program import lower
 
-    graph, whole, pipeline = result.folded.graph, rerun_first(result.decisions), result.pipeline
+    graph, whole, pipeline = result.folded.graph, result.decisions, result.pipeline
     assert pipeline is not None
     schedule = pipeline.at(whole.microbatches)
     trial = lower(*cut_decisions(graph, whole, _even(graph, schedule), schedule))
     times = _Times(graph, whole, trial, cluster, schedule.num_virtual_stages)
+    reruns = Reruns(graph, whole, trial, times.durations, times.work_ns, schedule)
     cuts = balanced_cuts(times.work_ns, times.border_ns, schedule.num_virtual_stages, times.allowed)
-    return lower(*cut_decisions(graph, whole, [graph.operators[index].id for index in cuts], schedule))
-
-
-def rerun_first(decisions: Decisions) -> Decisions:
-    """The same plan, in which of repeats that are alike the first ones are those that run again: early stages hold the
-    activations of more microbatches than late ones, and all that matters of the order is where that is."""
-    strategies = {operator.id: operator.strategy for operator in decisions.operators}
-    alike: dict[tuple[int, tuple[tuple[str, ...], ...]], list[int]] = {}
-    for number, region in enumerate(decisions.regions):
-        if region.run is not None:
-            key = (region.run, tuple(strategies[name] for name in region.operators))
-            alike.setdefault(key, []).append(number)
-    regions = list(decisions.regions)
-    for numbers in alike.values():
-        settings = sorted((regions[number].recompute for number in numbers), key=RECOMPUTES.index, reverse=True)
-        for number, recompute in zip(numbers, settings, strict=True):
-            regions[number] = replace(regions[number], recompute=recompute)
-    return replace(decisions, regions=tuple(regions))
+    for _ in range(PLACINGS):
+        if not reruns.place(cuts):
+            break
+        cuts = balanced_cuts(reruns.work_ns, times.border_ns, schedule.num_virtual_stages, times.allowed)
+    return lower(*cut_decisions(graph, reruns.decisions, [graph.operators[index].id for index in cuts], schedule))
 
 
 def _even(graph: Graph, schedule: PipelineSchedule) -> Sequence[str]:
@@ -101,8 +91,9 @@ class _Times:
         from tap_planner.simulate import Durations
 
         self._graph, self._whole = graph, whole
-        self._durations = Durations(trial, cluster)
-        self._links, self._pipeline = self._durations.links, PIPELINE
+        self.durations = Durations(trial, cluster)
+        """Of the trial's instructions."""
+        self._links, self._pipeline = self.durations.links, PIPELINE
         self.work_ns = self._work(trial)
         """Per operator, forward, recomputation and backward with their collectives."""
         crossing = self._crossing()
@@ -124,12 +115,12 @@ class _Times:
             match instruction:
                 case Compute(operator=index):
                     name = trial.graph.operators[index].id
-                    ns = self._durations.compute_ns(instruction)
+                    ns = self.durations.compute_ns(instruction)
                 case Redistribute(redistribution=edge):
                     name, ns = trial.decisions.redistributions[edge].consumers[0], 0
                 case _:
                     continue
-            ns += sum(busy.ns for busy in self._durations.collectives(instruction))
+            ns += sum(busy.ns for busy in self.durations.collectives(instruction))
             if name in place:
                 found[place[name]] += ns
         return found
@@ -145,7 +136,7 @@ class _Times:
         for operator in self._whole.operators:
             for output in operator.outputs:
                 if output.tensor in last:
-                    size = self._durations.tensor_bytes(output.tensor, output.placement)
+                    size = self.durations.tensor_bytes(output.tensor, output.placement)
                     change[made[output.tensor] + 1] += size
                     change[last[output.tensor] + 1] -= size
         return np.cumsum(change)[:-1]

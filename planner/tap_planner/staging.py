@@ -303,24 +303,24 @@ class _Search:
         """
         from tap_planner.search import search
 
-        request, limit, share = self._requests[number], self._limit, Fraction(1)
-        found = self._keep(number, self._lower(self._prepared, first))
+        request, limit, result = self._requests[number], self._limit, first
+        found = self._keep(number, self._lower(self._prepared, result))
         for _ in range(MAX_ROUNDS):
             if limit is None or found.memory_bytes <= limit:
                 return found
             ceiling = self._ceiling_ns(number)
             if ceiling is not None and found.objective_ns * request.num_stages >= ceiling:
                 break
-            share *= MARGIN * Fraction(limit, found.memory_bytes)
             lower = replace(
                 request,
                 meshes=(first.mesh,),
-                limit_bytes=int((request.limit_bytes or 0) * share),
+                limit_bytes=int(result.memory_bytes * MARGIN * Fraction(limit, found.memory_bytes)),
                 gap=max(request.gap, LOOSE),
                 ceiling_ns=ceiling,
             )
             try:
-                found = self._keep(number, self._lower(self._prepared, search(lower)))
+                result = search(lower)
+                found = self._keep(number, self._lower(self._prepared, result))
             except (InfeasibleError, LimitReachedError):
                 break
         raise LimitReachedError(

@@ -392,10 +392,12 @@ def inference(session: Session, name: str, request: Request, batch: int, cache_b
     answer = session.ask(asked)
     predicted, memory = answer.plan.predicted, answer.plan.predicted.memory_bytes
     devices = math.prod(axis.size for axis in answer.plan.mesh.axes)
-    assert predicted.tokens == batch and memory["caches"] == cache_bytes * batch // devices
+    assert predicted.tokens == batch
+    parts, rest = divmod(cache_bytes * batch, memory["caches"])  # all devices hold as much, one part or the same
+    assert not rest and devices % parts == 0
     rate = batch * 1e9 / predicted.step_ns
     outcome = (
-        f"{_mesh(answer.plan)}: {gib(memory['caches'])} caches and {gib(memory['parameters'])} parameters per device, "
+        f"{_mesh(answer.plan)}: {gib(memory['caches'])} caches (1 of {parts} parts) and {gib(memory['parameters'])} parameters per device, "
         f"{proven(answer.plan)}"
     )
     yield row(name, asked, outcome, f"{ms(predicted.step_ns)} a step, {rate:,.0f} tokens/s", answer)

@@ -1,6 +1,6 @@
 """Schedules as data: pipelines, gradient buckets, and what runs again under selective recompute."""
 
-from tap_planner.schedule.activations import InFlight, peak_bytes, peak_in_flight
+from tap_planner.schedule.activations import InFlight, Moment, fullest_moments, peak_bytes, peak_in_flight
 from tap_planner.schedule.buckets import BUCKET_ELEMENTS, BucketKey, assign_buckets
 from tap_planner.schedule.checking import check
 from tap_planner.schedule.closed_forms import bubble_ns, in_flight
@@ -23,6 +23,7 @@ __all__ = [
     "ChunkOrder",
     "Durations",
     "InFlight",
+    "Moment",
     "PipelineSchedule",
     "Slot",
     "SlotGraph",
@@ -33,6 +34,7 @@ __all__ = [
     "bubble_ns",
     "check",
     "fill_drain",
+    "fullest_moments",
     "in_flight",
     "interleaved",
     "is_cheap",

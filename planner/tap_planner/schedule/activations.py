@@ -63,3 +63,38 @@ def peak_bytes(
             peak = max(peak, held)
         peaks.append(peak)
     return tuple(peaks)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a rank holds at a time, in microbatches of each of its chunks."""
+
+    whole: tuple[int, ...]
+    """All activations: between the start of the forward and the end of the backward, or of that of inputs."""
+    waiting: tuple[int, ...]
+    """What the backward of parameters waits with."""
+
+
+def fullest_moments(schedule: PipelineSchedule) -> tuple[tuple[Moment, ...], ...]:
+    """Per rank the first times at which it holds most microbatches whole, most waiting, and most of both together."""
+    found: list[tuple[Moment, ...]] = []
+    for order in schedule.orders:
+        whole, waiting = [0] * schedule.num_chunks, [0] * schedule.num_chunks
+        most = [(-1, Moment((), ())) for _ in range(3)]
+        for slot in order:
+            match slot.work:
+                case Work.FORWARD:
+                    whole[slot.chunk] += 1
+                case Work.BACKWARD:
+                    whole[slot.chunk] -= 1
+                case Work.INPUT_BACKWARD:
+                    whole[slot.chunk] -= 1
+                    waiting[slot.chunk] += 1
+                case Work.WEIGHT_BACKWARD:
+                    waiting[slot.chunk] -= 1
+            held = (sum(whole), sum(waiting), sum(whole) + sum(waiting))
+            for number, count in enumerate(held):
+                if count > most[number][0]:
+                    most[number] = (count, Moment(tuple(whole), tuple(waiting)))
+        found.append(tuple(dict.fromkeys(moment for _, moment in most)))
+    return tuple(found)

@@ -7,6 +7,8 @@ from tap_planner.simulate.bounds import LowerBounds, lower_bounds
 from tap_planner.simulate.closing import TIED, UPDATED
 from tap_planner.simulate.durations import Durations
 from tap_planner.simulate.events import Event, MemoryPoint
+from tap_planner.simulate.holding import held_by, waiting_by
+from tap_planner.simulate.memory import stored_memory
 from tap_planner.simulate.overlap import Background, Busy, hidden_ns
 from tap_planner.simulate.passes import BLOCKING
 from tap_planner.simulate.prediction import Prediction, predict
@@ -33,12 +35,15 @@ __all__ = [
     "StageMemory",
     "StageTimeline",
     "Timeline",
+    "held_by",
     "hidden_ns",
     "lower_bounds",
     "predict",
     "price_program",
     "sent_by_program",
     "simulate",
+    "stored_memory",
     "to_trace",
+    "waiting_by",
     "write_trace",
 ]

@@ -6,7 +6,7 @@ The rules are those of docs/cost-model.md, said of the decisions; they share not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tap_planner.graph import TensorKind
 from tap_planner.operators import kept_for_backward, record_of
@@ -31,31 +31,46 @@ def held_for_backward(program: Program, *, with_working: bool = True) -> frozens
 
 def held_by_chunk(program: Program, *, with_working: bool = True) -> tuple[frozenset[Entry], ...]:
     """The same of one microbatch in each chunk of a pipeline; arguments as in ``held_for_backward``."""
-    return _Holding(program, with_working).entries()
+    return held_by(program, _chunks(program), with_working=with_working)
+
+
+def held_by(program: Program, parts: Sequence[int], *, with_working: bool) -> tuple[frozenset[Entry], ...]:
+    """The same of each part of a program.
+
+    Args:
+        program: the plan, lowered.
+        parts: per operator the part that it is of, from 0.
+        with_working: see ``held_for_backward``.
+    """
+    return _Holding(program, with_working, parts).entries()
+
+
+def _chunks(program: Program) -> list[int]:
+    return [number for number, chunk in enumerate(program.chunks) for _ in chunk.operators]
 
 
 def waiting_by_chunk(program: Program) -> tuple[frozenset[tuple[bool, Entry]], ...]:
     """What a microbatch holds in each chunk from the backward of inputs to that of parameters: what products with
     parameters read, and the gradients (True) of what they make."""
+    return waiting_by(program, _chunks(program))
+
+
+def waiting_by(program: Program, parts: Sequence[int]) -> tuple[frozenset[tuple[bool, Entry]], ...]:
+    """The same of each part of a program; ``parts`` as in ``held_by``."""
     tensors = program.graph.tensors
     kinds = (TensorKind.ACTIVATION, TensorKind.INPUT)
-    found: list[frozenset[tuple[bool, Entry]]] = []
-    for chunk in program.chunks:
-        held: set[tuple[bool, Entry]] = set()
-        for index in chunk.operators:
-            decision = program.decisions.operators[index]
-            needed = part_gradients(program.graph, decision, Part.PARAMETERS)
-            if not any(needed):
-                continue
-            record = record_of(program.graph.operators[index].signature)
-            inputs, outputs = kept_for_backward(record, needed)
-            operands = (decision.inputs[position] for position in inputs)
-            held.update((False, (o.tensor, o.placement)) for o in operands if o and tensors[o.tensor].kind in kinds)
-            made = decision.outputs
-            held.update((False, (made[position].tensor, made[position].placement)) for position in outputs)
-            held.update((True, (output.tensor, output.placement)) for output in made)
-        found.append(frozenset(held))
-    return tuple(found)
+    found: list[set[tuple[bool, Entry]]] = [set() for _ in range(max(parts, default=0) + 1)]
+    for index, decision in enumerate(program.decisions.operators):
+        needed = part_gradients(program.graph, decision, Part.PARAMETERS)
+        if not any(needed):
+            continue
+        held, made = found[parts[index]], decision.outputs
+        inputs, outputs = kept_for_backward(record_of(program.graph.operators[index].signature), needed)
+        operands = (decision.inputs[position] for position in inputs)
+        held.update((False, (o.tensor, o.placement)) for o in operands if o and tensors[o.tensor].kind in kinds)
+        held.update((False, (made[position].tensor, made[position].placement)) for position in outputs)
+        held.update((True, (output.tensor, output.placement)) for output in made)
+    return tuple(map(frozenset, found))
 
 
 def working_regions(decisions: Decisions) -> frozenset[int]:
@@ -86,7 +101,7 @@ def _region_of(decisions: Decisions) -> dict[str, int]:
 class _Holding:
     """Working state of ``held_for_backward``."""
 
-    def __init__(self, program: Program, with_working: bool) -> None:
+    def __init__(self, program: Program, with_working: bool, parts: Sequence[int]) -> None:
         self._program = program
         self._decisions = program.decisions
         self._region_of = _region_of(program.decisions)
@@ -98,18 +113,18 @@ class _Holding:
         self._remade = {tensor for tensor, region in self._made_in.items() if region in selective} & {
             output.tensor for index in self._again for output in program.decisions.operators[index].outputs
         }
-        self._chunk_of = tuple(number for number, chunk in enumerate(program.chunks) for _ in chunk.operators)
+        self._part_of = parts
         operators = program.decisions.operators
-        self._chunk_named = {d.id: self._chunk_of[index] for index, d in enumerate(operators)}
-        self._chunk_making = {o.tensor: self._chunk_of[index] for index, d in enumerate(operators) for o in d.outputs}
-        self._held_in: list[set[Entry]] = [set() for _ in program.chunks]
+        self._part_named = {d.id: parts[index] for index, d in enumerate(operators)}
+        self._part_making = {o.tensor: parts[index] for index, d in enumerate(operators) for o in d.outputs}
+        self._held_in: list[set[Entry]] = [set() for _ in range(max(parts, default=0) + 1)]
         self._held = self._held_in[0]
-        """Of the chunk that is looked at."""
+        """Of the part that is looked at."""
 
     def entries(self) -> tuple[frozenset[Entry], ...]:
-        """All of them, by chunk."""
+        """All of them, by part."""
         for index, decision in enumerate(self._decisions.operators):
-            self._held = self._held_in[self._chunk_of[index]]
+            self._held = self._held_in[self._part_of[index]]
             region = self._region_of[decision.id]
             setting = self._decisions.regions[region].recompute
             if setting != "full" or region in self._working:
@@ -158,5 +173,5 @@ class _Holding:
         for redistribution in self._decisions.redistributions:
             regions = {self._region_of[consumer] for consumer in redistribution.consumers}
             if len(regions) > 1 and any(self._decisions.regions[number].recompute == "full" for number in regions):
-                chunk = self._chunk_making.get(redistribution.tensor, self._chunk_named[redistribution.consumers[0]])
-                self._held_in[chunk].add((redistribution.tensor, redistribution.to))
+                part = self._part_making.get(redistribution.tensor, self._part_named[redistribution.consumers[0]])
+                self._held_in[part].add((redistribution.tensor, redistribution.to))

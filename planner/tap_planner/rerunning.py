@@ -1,0 +1,181 @@
+"""Which of repeats that are alike run again: those in the stages of a pipeline that hold most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tap_planner.schedule import fullest_moments
+
+if TYPE_CHECKING:
+    from tap_planner.graph import Graph
+    from tap_planner.plan import Decisions
+    from tap_planner.program import Program
+    from tap_planner.schedule import Moment, PipelineSchedule
+    from tap_planner.simulate import Durations
+
+__all__ = ["Reruns"]
+
+
+class Reruns:
+    """How repeats recompute, and what depends on it.
+
+    Of repeats that are alike any may run again, as long as there are as many of each setting: all that the plan of one
+    stage costs is the same. A pipeline holds most in its first stages, or, where gradients of parameters wait, in its
+    last ones.
+
+    Args:
+        graph: the model of one microbatch.
+        whole: the plan for all stages together.
+        trial: the same, cut somehow.
+        durations: of the trial.
+        work_ns: per operator, what it takes.
+        schedule: the order of the stages.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        whole: Decisions,
+        trial: Program,
+        durations: Durations,
+        work_ns: Sequence[int],
+        schedule: PipelineSchedule,
+    ) -> None:
+        self._whole = whole
+        self._schedule = schedule
+        self._moments = fullest_moments(schedule)
+        place = {operator.id: index for index, operator in enumerate(graph.operators)}
+        self._firsts = [place[region.operators[0]] for region in whole.regions]
+        self._alike = _alike(whole)
+        self._settings = [region.recompute for region in whole.regions]
+        self._held, self._waiting, self._stored = _memory(whole, trial, durations)
+        ends = [*self._firsts[1:], len(graph.operators)]
+        self._work = [list(work_ns[first:end]) for first, end in zip(self._firsts, ends, strict=True)]
+        self._templates = {
+            (group, setting): next(number for number in numbers if self._settings[number] == setting)
+            for group, numbers in enumerate(self._alike)
+            for setting in {self._settings[number] for number in numbers}
+        }
+        """By group of repeats and setting, a repeat that has it."""
+
+    @property
+    def decisions(self) -> Decisions:
+        """The plan for all stages together, with what was placed last."""
+        regions = zip(self._whole.regions, self._settings, strict=True)
+        return replace(self._whole, regions=tuple(replace(region, recompute=setting) for region, setting in regions))
+
+    @property
+    def work_ns(self) -> list[int]:
+        """Per operator, what it takes with what was placed last."""
+        templates = {number: number for number in range(len(self._settings))}
+        for group, numbers in enumerate(self._alike):
+            templates.update((number, self._templates[group, self._settings[number]]) for number in numbers)
+        return [ns for number in range(len(self._settings)) for ns in self._work[templates[number]]]
+
+    def place(self, cuts: Sequence[int]) -> bool:
+        """Place the settings where the stages between cuts need them; returns whether anything has changed.
+
+        One after the other, what saves most first, each setting goes to the stage that holds most then.
+
+        Args:
+            cuts: first operator of every chunk.
+        """
+        chunk_of = np.searchsorted(np.asarray(cuts), self._firsts, side="right") - 1
+        stages = _Stages(self._schedule, self._moments, len(cuts))
+        placed = list(self._settings)
+        free: dict[tuple[int, int], list[int]] = {}
+        tokens: list[tuple[int, int, str]] = []
+        for group, numbers in enumerate(self._alike):
+            settings = [self._settings[number] for number in numbers]
+            held = {setting: self._held[self._templates[group, setting]] for setting in settings}
+            most = max(held, key=lambda setting: (held[setting], setting))
+            tokens += ((held[most] - held[setting], group, setting) for setting in settings if setting != most)
+            for number in numbers:
+                placed[number] = most
+                free.setdefault((group, int(chunk_of[number])), []).append(number)
+        templates = self._template_of(placed)
+        for number, chunk in enumerate(chunk_of):
+            stages.add(int(chunk), self._stored[number], self._held[templates[number]], self._waiting[number])
+        for saved, group, setting in sorted(tokens, key=lambda token: (-token[0], token[1], token[2])):
+            chunk = max((c for g, c in free if g == group and free[g, c]), key=lambda c: (stages.full(c), -c))
+            placed[free[group, chunk].pop(0)] = setting
+            stages.add(chunk, 0, -saved, 0)
+        changed, self._settings = placed != self._settings, placed
+        return changed
+
+    def _template_of(self, settings: Sequence[str]) -> list[int]:
+        found = list(range(len(settings)))
+        for group, numbers in enumerate(self._alike):
+            for number in numbers:
+                found[number] = self._templates[group, settings[number]]
+        return found
+
+
+class _Stages:
+    """About what stages hold at their fullest moments."""
+
+    def __init__(self, schedule: PipelineSchedule, moments: Sequence[tuple[Moment, ...]], num_chunks: int) -> None:
+        self._places = [schedule.rank_and_chunk(chunk) for chunk in range(num_chunks)]
+        self._moments = moments
+        self._stored = [0] * schedule.num_stages
+        self._held = [[0] * schedule.num_chunks for _ in range(schedule.num_stages)]
+        self._waiting = [[0] * schedule.num_chunks for _ in range(schedule.num_stages)]
+
+    def add(self, chunk: int, stored: int, held: int, waiting: int) -> None:
+        """A chunk holds so many bytes more: always, of a microbatch, and of one that waits."""
+        rank, local = self._places[chunk]
+        self._stored[rank] += stored
+        self._held[rank][local] += held
+        self._waiting[rank][local] += waiting
+
+    def full(self, chunk: int) -> int:
+        """Bytes of the chunk's stage."""
+        rank, _ = self._places[chunk]
+        held, waiting = self._held[rank], self._waiting[rank]
+        return self._stored[rank] + max(
+            sum(map(_times, moment.whole, held)) + sum(map(_times, moment.waiting, waiting))
+            for moment in self._moments[rank]
+        )
+
+
+def _times(count: int, size: int) -> int:
+    return count * size
+
+
+def _alike(whole: Decisions) -> list[list[int]]:
+    """Regions in groups that differ in nothing but how they recompute; those of one kind are left out."""
+    strategies = {operator.id: operator.strategy for operator in whole.operators}
+    groups: dict[tuple[int, tuple[tuple[str, ...], ...]], list[int]] = {}
+    for number, region in enumerate(whole.regions):
+        if region.run is not None:
+            key = (region.run, tuple(strategies[name] for name in region.operators))
+            groups.setdefault(key, []).append(number)
+    return [numbers for numbers in groups.values() if len({whole.regions[n].recompute for n in numbers}) > 1]
+
+
+def _memory(whole: Decisions, trial: Program, durations: Durations) -> tuple[list[int], list[int], list[int]]:
+    """Per region: bytes that a microbatch holds, what waits for the backward of parameters, and what is stored."""
+    from tap_planner.simulate import held_by, stored_memory, waiting_by
+
+    region_of = {name: number for number, region in enumerate(whole.regions) for name in region.operators}
+    parts: list[int] = []
+    for operator in reversed(trial.decisions.operators):  # a transfer is of what follows it
+        parts.insert(0, region_of.get(operator.id, parts[0] if parts else len(whole.regions) - 1))
+    size = durations.tensor_bytes
+    held = [sum(size(*entry) for entry in part) for part in held_by(trial, parts, with_working=False)]
+    waiting = [sum(size(*entry) for _, entry in part) for part in waiting_by(trial, parts)]
+    first: dict[str, int] = {}
+    for index, operator in enumerate(trial.graph.operators):
+        for name in operator.inputs:
+            read = None if name is None else trial.graph.tensors[name].read
+            if read is not None:
+                first.setdefault(read.parameter, parts[index])
+    stored = [0] * len(whole.regions)
+    for parameter in trial.decisions.parameters:
+        if parameter.name in first:
+            stored[first[parameter.name]] += sum(stored_memory(trial.decisions, parameter))
+    return held, waiting, stored
