@@ -396,9 +396,9 @@ def inference(session: Session, name: str, request: Request, batch: int, cache_b
     parts, rest = divmod(cache_bytes * batch, memory["caches"])  # all devices hold as much, one part or the same
     assert not rest and devices % parts == 0
     rate = batch * 1e9 / predicted.step_ns
+    caches = f"{gib(memory['caches'])} caches (1 of {parts} parts)"
     outcome = (
-        f"{_mesh(answer.plan)}: {gib(memory['caches'])} caches (1 of {parts} parts) and {gib(memory['parameters'])} parameters per device, "
-        f"{proven(answer.plan)}"
+        f"{_mesh(answer.plan)}: {caches} and {gib(memory['parameters'])} parameters per device, {proven(answer.plan)}"
     )
     yield row(name, asked, outcome, f"{ms(predicted.step_ns)} a step, {rate:,.0f} tokens/s", answer)
 
