@@ -124,6 +124,12 @@ def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert invoke(show, "tap-show", [str(path)]) == 0
     shown = capsys.readouterr().out
     assert "2 stages" in shown and stages[1]["first"] in shown
+    document = read_plan(path)
+    program = api.lower_plan(document, DATA / "gpt2_tiny.onnx")
+    busiest = api.simulate_program(document, program).busiest
+    rows = dict(re.findall(r"^(compute|communication|hidden|bubble) .*? (-?[0-9.]+) %$", shown, re.MULTILINE))
+    assert sum(map(float, rows.values())) == pytest.approx(100, abs=0.2)
+    assert float(rows["bubble"]) == pytest.approx(100 * busiest.bubble_ns / busiest.step_ns, abs=0.06)
 
 
 @pytest.mark.parametrize(("schedule", "mesh", "chunks"), SCHEDULES)

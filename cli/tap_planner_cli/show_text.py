@@ -162,16 +162,21 @@ def _coordinates(first: int, end: int) -> str:
 
 def _print_time(console: Console, document: PlanDocument) -> None:
     predicted = document.predicted
-    heading(console, f"Time per step: {format_ns(predicted.step_ns)} predicted")
+    staged = document.pipeline.num_stages > 1
+    of = ", of the stage that waits least" if staged else ""
+    heading(console, f"Time per step: {format_ns(predicted.step_ns)} predicted{of}")
     rows = [("compute", format_ns(predicted.compute_ns), share(predicted.compute_ns, predicted.step_ns))]
     phases: dict[str, int] = {}
-    for entry in document.collectives:
+    for entry in () if staged else document.collectives:  # those of a pipeline are of all its stages
         phases[entry.phase] = phases.get(entry.phase, 0) + entry.count * entry.time_ns
     communication = ("communication", predicted.communication_ns)
     for name, value in (communication, *((f"  {phase}", value) for phase, value in phases.items())):
         rows.append((name, format_ns(value), share(value, predicted.step_ns)))
     if predicted.hidden_ns:
         rows.append(("hidden", format_ns(-predicted.hidden_ns), share(-predicted.hidden_ns, predicted.step_ns)))
+    if staged:
+        bubble = predicted.step_ns - predicted.compute_ns - predicted.communication_ns + predicted.hidden_ns
+        rows.append(("bubble", format_ns(bubble), share(bubble, predicted.step_ns)))
     console.print(table(("kind", "time", "share"), rows, right=("time", "share")))
 
 
