@@ -71,10 +71,7 @@ class Reruns:
     @property
     def work_ns(self) -> list[int]:
         """Per operator, what it takes with what was placed last."""
-        templates = {number: number for number in range(len(self._settings))}
-        for group, numbers in enumerate(self._alike):
-            templates.update((number, self._templates[group, self._settings[number]]) for number in numbers)
-        return [ns for number in range(len(self._settings)) for ns in self._work[templates[number]]]
+        return [ns for template in self._template_of(self._settings) for ns in self._work[template]]
 
     def place(self, cuts: Sequence[int]) -> bool:
         """Place the settings where the stages between cuts need them; returns whether anything has changed.
@@ -108,6 +105,7 @@ class Reruns:
         return changed
 
     def _template_of(self, settings: Sequence[str]) -> list[int]:
+        """Per region one that is alike and had its setting when times and bytes were found out."""
         found = list(range(len(settings)))
         for group, numbers in enumerate(self._alike):
             for number in numbers:
