@@ -10,13 +10,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tap_planner import api, rerunning
 from tap_planner.plan import RECOMPUTES, Decisions, PlanOptions, PlanRequest, cut_decisions
 from tap_planner.program import lower
 from tap_planner.rerunning import Reruns
-from tap_planner.schedule import PipelineSchedule, fullest_moments, make_schedule, peak_bytes, peak_in_flight
+from tap_planner.schedule import (
+    PipelineSchedule,
+    balanced_cuts,
+    fullest_moments,
+    make_schedule,
+    peak_bytes,
+    peak_in_flight,
+)
 from tap_planner.search import search
 from tap_planner.simulate import Durations
 
@@ -126,6 +134,43 @@ def test_no_other_choice_leaves_the_fullest_stage_less(planned: Planned, monkeyp
     tried = list(_others([room[chunk] for chunk in chunks], chosen))
     assert len(tried) > 1
     assert least <= min(map(fullest, tried))
+
+
+def test_what_fits_is_what_the_fullest_stage_holds(planned: Planned) -> None:
+    """With just the room of the fullest stage every chunk fits where it lies; with one byte less, its own do not."""
+    reruns, cuts = planned.reruns, planned.cuts
+    reruns.place(cuts)
+    places = np.array([*cuts, len(planned.graph.operators)])
+    room = reruns.fullest(cuts)
+
+    def lies_well(least: int) -> list[bool]:
+        fits = reruns.fitting(cuts, least)
+        return [bool(fits(chunk, places)[chunk, chunk + 1]) for chunk in range(len(cuts))]
+
+    assert all(lies_well(room))
+    assert not all(lies_well(room - 1)) and any(lies_well(room - 1))
+
+
+def test_cuts_that_fit_hold_less(planned: Planned) -> None:
+    """Between cuts that are made for less room the fullest stage holds less, and takes longer or as long."""
+    reruns, cuts, parts = planned.reruns, tuple(planned.cuts), len(planned.cuts)
+    border = [0] * len(planned.work_ns)
+    reruns.place(cuts)
+    free = balanced_cuts(reruns.work_ns, border, parts)
+    assert free is not None
+    room = reruns.fullest(free) * 97 // 100
+    fitting = balanced_cuts(reruns.work_ns, border, parts, None, reruns.fitting(free, room))
+    if fitting is None:
+        assert parts > planned.schedule.num_stages  # the other chunk of a stage stays where it is
+        return
+
+    def longest(where: Sequence[int]) -> int:
+        ends = [*where[1:], len(planned.work_ns)]
+        return max(sum(reruns.work_ns[a:b]) for a, b in zip(where, ends, strict=True))
+
+    assert longest(fitting) >= longest(free)
+    if parts == planned.schedule.num_stages:
+        assert reruns.fullest(fitting) <= room
 
 
 def _others(room: Sequence[int], chosen: Sequence[int]) -> Iterator[tuple[int, ...]]:

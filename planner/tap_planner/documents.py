@@ -88,12 +88,13 @@ class LoweredResult:
         return replace(self, result=result)
 
 
-def lower_result(result: SearchResult, cluster: Cluster) -> LoweredResult:
+def lower_result(result: SearchResult, cluster: Cluster, limit_bytes: int | None = None) -> LoweredResult:
     """Write a search result out, in stages where it is for a pipeline.
 
     Args:
         result: what the search found.
         cluster: all devices.
+        limit_bytes: what a device may hold, where stages are to be cut so that they fit.
     """
     from tap_planner.cluster import part_of
     from tap_planner.program import lower
@@ -102,7 +103,7 @@ def lower_result(result: SearchResult, cluster: Cluster) -> LoweredResult:
     if result.pipeline is None:
         program = lower(result.folded.graph, result.decisions)
     else:
-        program = cut_in_pipeline(result, used)
+        program = cut_in_pipeline(result, used, limit_bytes)
     return LoweredResult(result=result, used=used, program=program)
 
 

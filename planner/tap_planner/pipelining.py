@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,20 +22,25 @@ __all__ = ["cut_in_pipeline"]
 
 PLACINGS = 2
 """How often it is asked anew which repeats run again, as cuts move with them."""
+ROOM = 0.98
+"""Of the room, what stages are cut for: what is held while a slot runs is not counted."""
 WIDE = 2
 """Cuts are tried where no more than so many times the bytes cross over that must somewhere (``_needed``)."""
 
 
-def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
-    """Cut the plan of a search result in stages of about equal time.
+def cut_in_pipeline(result: SearchResult, cluster: Cluster, limit_bytes: int | None = None) -> Program:
+    """Cut the plan of a search result in stages of about equal time; where one of them would hold more than there is
+    room for, in such that hold less, if that can be.
 
     Args:
         result: a plan for all stages together.
         cluster: the devices that they use.
+        limit_bytes: what a device may hold; None: anything.
 
     Raises:
         UsageError: the model cannot be cut in so many parts.
     """
+    from tap_planner.cost import workspace_bytes
     from tap_planner.program import lower
 
     graph, whole, pipeline = result.folded.graph, result.decisions, result.pipeline
@@ -44,12 +49,31 @@ def cut_in_pipeline(result: SearchResult, cluster: Cluster) -> Program:
     trial = lower(*cut_decisions(graph, whole, _even(graph, schedule), schedule))
     times = _Times(graph, whole, trial, cluster, schedule.num_virtual_stages)
     reruns = Reruns(graph, whole, trial, times.durations, times.work_ns, schedule)
-    cuts = balanced_cuts(times.work_ns, times.border_ns, schedule.num_virtual_stages, times.allowed)
+    cuts = times.cuts(reruns.work_ns)
+    assert cuts is not None
     for _ in range(PLACINGS):
         if not reruns.place(cuts):
             break
-        cuts = balanced_cuts(reruns.work_ns, times.border_ns, schedule.num_virtual_stages, times.allowed)
+        cuts = times.cuts(reruns.work_ns) or cuts
+    if limit_bytes is not None:
+        taken = workspace_bytes(
+            cluster, result.mesh.shape, graph, whole.precision, training=True, num_stages=schedule.num_stages
+        )
+        cuts = _within(reruns, times, cuts, int((limit_bytes - taken) * ROOM))
     return lower(*cut_decisions(graph, reruns.decisions, [graph.operators[index].id for index in cuts], schedule))
+
+
+def _within(reruns: Reruns, times: _Times, cuts: tuple[int, ...], room: int) -> tuple[int, ...]:
+    """Cuts whose stages hold no more than there is room for, as long as there are any."""
+    for _ in range(PLACINGS):
+        if reruns.fullest(cuts) <= room:
+            break
+        fitting = times.cuts(reruns.work_ns, reruns.fitting(cuts, room))
+        if fitting is None:
+            break
+        cuts = fitting
+        reruns.place(cuts)
+    return cuts
 
 
 def _even(graph: Graph, schedule: PipelineSchedule) -> Sequence[str]:
@@ -90,7 +114,7 @@ class _Times:
         from tap_planner.cluster import PIPELINE
         from tap_planner.simulate import Durations
 
-        self._graph, self._whole = graph, whole
+        self._graph, self._whole, self._parts = graph, whole, parts
         self.durations = Durations(trial, cluster)
         """Of the trial's instructions."""
         self._links, self._pipeline = self.durations.links, PIPELINE
@@ -105,6 +129,12 @@ class _Times:
             for size, may in zip(crossing, self.allowed, strict=True)
         ]
         """Per operator, what a cut before it sends, forward and back."""
+
+    def cuts(
+        self, work_ns: Sequence[int], fits: Callable[[int, np.ndarray], np.ndarray] | None = None
+    ) -> tuple[int, ...] | None:
+        """Where chunks begin (see ``schedule.balanced_cuts``)."""
+        return balanced_cuts(work_ns, self.border_ns, self._parts, self.allowed, fits)
 
     def _work(self, trial: Program) -> list[int]:
         from tap_planner.program import Compute, Redistribute

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,8 @@ class Reruns:
         self._alike = _alike(whole)
         self._settings = [region.recompute for region in whole.regions]
         self._held, self._waiting, self._stored = _memory(whole, trial, durations)
-        ends = [*self._firsts[1:], len(graph.operators)]
+        self._num_operators = len(graph.operators)
+        ends = [*self._firsts[1:], self._num_operators]
         self._work = [list(work_ns[first:end]) for first, end in zip(self._firsts, ends, strict=True)]
         self._templates = {
             (group, setting): next(number for number in numbers if self._settings[number] == setting)
@@ -81,7 +82,7 @@ class Reruns:
         Args:
             cuts: first operator of every chunk.
         """
-        chunk_of = np.searchsorted(np.asarray(cuts), self._firsts, side="right") - 1
+        chunk_of = self._chunk_of(cuts)
         stages = _Stages(self._schedule, self._moments, len(cuts))
         placed = list(self._settings)
         free: dict[tuple[int, int], list[int]] = {}
@@ -103,6 +104,54 @@ class Reruns:
             stages.add(chunk, 0, -saved, 0)
         changed, self._settings = placed != self._settings, placed
         return changed
+
+    def fullest(self, cuts: Sequence[int]) -> int:
+        """About the bytes of the stage that holds most, without buffers."""
+        stages, templates = _Stages(self._schedule, self._moments, len(cuts)), self._template_of(self._settings)
+        for number, chunk in enumerate(self._chunk_of(cuts)):
+            stages.add(int(chunk), self._stored[number], self._held[templates[number]], self._waiting[number])
+        return max(map(stages.full, range(len(cuts))))
+
+    def fitting(self, cuts: Sequence[int], room: int) -> Callable[[int, np.ndarray], np.ndarray]:
+        """Between which places a chunk may lie so that its stage holds no more than ``room``, as far as that can be
+        told: with the other chunks of the stage as they are (see ``schedule.balanced_cuts``).
+
+        Args:
+            cuts: first operator of every chunk.
+            room: bytes.
+        """
+        templates = self._template_of(self._settings)
+        rows = np.zeros((3, self._num_operators + 1), dtype=np.int64)  # stored, held, waiting
+        for number, first in enumerate(self._firsts):
+            rows[:, first + 1] += (self._stored[number], self._held[templates[number]], self._waiting[number])
+        sums = rows.cumsum(axis=1)
+        of_chunk = np.diff(sums[:, [*cuts, self._num_operators]], axis=1)
+
+        def fits(part: int, places: np.ndarray) -> np.ndarray:
+            rank, local = self._schedule.rank_and_chunk(part)
+            inside = sums[:, places][:, None, :] - sums[:, places][:, :, None]  # [3, from, to]
+            others = [
+                (chunk, place)
+                for chunk in range(len(cuts))
+                if chunk != part
+                for stage, place in (self._schedule.rank_and_chunk(chunk),)
+                if stage == rank
+            ]
+            most = np.zeros(inside.shape[1:], dtype=np.int64)
+            for moment in self._moments[rank]:
+                factors = np.array([1, moment.whole[local], moment.waiting[local]])
+                rest = sum(
+                    int(np.array([1, moment.whole[place], moment.waiting[place]]) @ of_chunk[:, chunk])
+                    for chunk, place in others
+                )
+                most = np.maximum(most, np.tensordot(factors, inside, axes=1) + rest)
+            return most <= room
+
+        return fits
+
+    def _chunk_of(self, cuts: Sequence[int]) -> np.ndarray:
+        """[regions] the chunk of each: that of its first operator."""
+        return np.searchsorted(np.asarray(cuts), self._firsts, side="right") - 1
 
     def _template_of(self, settings: Sequence[str]) -> list[int]:
         """Per region one that is alike and had its setting when times and bytes were found out."""

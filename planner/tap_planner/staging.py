@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tap_planner.requests import PreparedSearch
     from tap_planner.search import Leaf, SearchRequest, SearchResult
 
-Lowering = Callable[["PreparedSearch", "SearchResult"], "LoweredResult"]
-"""Writes a search result of a space out, and predicts it."""
+Lowering = Callable[["PreparedSearch", "SearchResult", "int | None"], "LoweredResult"]
+"""Writes a search result of a space out; with a limit, in stages that are cut so that they fit, if they can."""
 SearchPlain = Callable[["SearchRequest"], "SearchResult"]
 """Searches a part without pipeline."""
 
@@ -227,7 +227,7 @@ class _Search:
             self._leaves[number] = getattr(failure, "leaves", ())
             return
         self._leaves[number] = result.leaves
-        self._keep(number, self._lower(self._prepared, result))
+        self._keep(number, self._lower(self._prepared, result, None))
 
     def _keep(self, number: int, lowered: LoweredResult) -> _Found:
         """Note a plan, if it fits."""
@@ -304,10 +304,14 @@ class _Search:
         from tap_planner.search import search
 
         request, limit, result = self._requests[number], self._limit, first
-        found = self._keep(number, self._lower(self._prepared, result))
+        found = other = self._keep(number, self._lower(self._prepared, result, None))
         for _ in range(MAX_ROUNDS):
             if limit is None or found.memory_bytes <= limit:
-                return found
+                break
+            if (
+                other.memory_bytes > limit
+            ):  # stages of unlike times may be better than a plan that holds less everywhere
+                other = self._keep(number, self._lower(self._prepared, result, limit))
             ceiling = self._ceiling_ns(number)
             if ceiling is not None and found.objective_ns * request.num_stages >= ceiling:
                 break
@@ -320,9 +324,12 @@ class _Search:
             )
             try:
                 result = search(lower)
-                found = self._keep(number, self._lower(self._prepared, result))
+                found = self._keep(number, self._lower(self._prepared, result, None))
             except (InfeasibleError, LimitReachedError):
                 break
+        fitting = [one for one in (found, other) if limit is None or one.memory_bytes <= limit]
+        if fitting:
+            return min(fitting, key=lambda one: one.key)
         raise LimitReachedError(
             f"the fullest stage of the best plan needs {found.memory_bytes} bytes, the limit is {limit}; no plan was "
             "found whose stages all fit, and it is not proven that there is none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from tap_planner.errors import UsageError
@@ -35,6 +36,36 @@ def test_no_cuts_are_better(seed: int) -> None:
             balanced_cuts(work, border, count, allowed)
         return
     found = balanced_cuts(work, border, count, allowed)
+    assert found is not None and found in options
+    best = min((max(parts(work, border, cuts)), sum(border[c] for c in cuts[1:])) for cuts in options)
+    assert (max(parts(work, border, found)), sum(border[c] for c in found[1:])) == best
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_cuts_that_fit_are_better(seed: int) -> None:
+    """The same where each part may hold so much of what operators hold, each in its own measure; none, if none fit."""
+    draw = random.Random(seed)
+    size, count = draw.randint(2, 9), draw.randint(1, 4)
+    work = [draw.randint(0, 9) for _ in range(size)]
+    border = [draw.randint(0, 4) for _ in range(size)]
+    held = [draw.randint(0, 5) for _ in range(size)]
+    room = [draw.randint(2, 14) for _ in range(count)]
+    sums = np.concatenate([[0], np.cumsum(held)])
+
+    def fits(part: int, places: np.ndarray) -> np.ndarray:
+        return sums[places][None, :] - sums[places][:, None] <= room[part]
+
+    options = [
+        cuts
+        for cuts in ((0, *chosen) for chosen in itertools.combinations(range(1, size), count - 1))
+        if all(sum(held[a:b]) <= most for a, b, most in zip(cuts, (*cuts[1:], size), room, strict=True))
+    ]
+    if size < count:
+        return
+    found = balanced_cuts(work, border, count, None, fits)
+    if not options:
+        assert found is None
+        return
     assert found in options
     best = min((max(parts(work, border, cuts)), sum(border[c] for c in cuts[1:])) for cuts in options)
     assert (max(parts(work, border, found)), sum(border[c] for c in found[1:])) == best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,8 +14,12 @@ _FAR = np.int64(1) << 60
 
 
 def balanced_cuts(
-    work_ns: Sequence[int], border_ns: Sequence[int], num_parts: int, allowed: Sequence[bool] | None = None
-) -> tuple[int, ...]:
+    work_ns: Sequence[int],
+    border_ns: Sequence[int],
+    num_parts: int,
+    allowed: Sequence[bool] | None = None,
+    fits: Callable[[int, np.ndarray], np.ndarray] | None = None,
+) -> tuple[int, ...] | None:
     """Cut a chain so that the part that takes longest takes as little as possible.
 
     Of the cuts that are as good, those with the least sum of borders, and of these the first ones, are taken. Dynamic
@@ -27,9 +31,11 @@ def balanced_cuts(
         border_ns: per operator, what a cut before it adds to the parts on both of its sides.
         num_parts: at least 1.
         allowed: per operator, whether a part may begin there; None: anywhere. The first operator always begins one.
+        fits: for a part (from 0) and n places in the chain, [n, n] whether it may reach from one to another (what is
+            said of those that are not after it does not matter); None: any part may.
 
     Returns:
-        First operator of every part.
+        First operator of every part; None where they cannot all fit.
 
     Raises:
         UsageError: there are fewer places to cut at than cuts.
@@ -44,25 +50,30 @@ def balanced_cuts(
     border = np.asarray([0, *(border_ns[place] for place in places[1:-1]), 0], dtype=np.int64)
     lengths = ends[None, :] - ends[:, None] + border[None, :] + border[:, None]  # [num_places, num_places] from, to
     lengths[np.tril_indices(len(places))] = _FAR
-    most = _least_most(lengths, num_parts)
-    chosen = _least_borders(lengths <= most, border, num_parts)
+    where = np.asarray(places)
+    parts = [lengths if fits is None else np.where(fits(part, where), lengths, _FAR) for part in range(num_parts)]
+    most = _least_most(parts)
+    if most >= _FAR:
+        return None
+    reach = [lengths <= most] * num_parts if fits is None else [part <= most for part in parts]
+    chosen = _least_borders(reach, border)
     return tuple(places[index] for index in chosen)
 
 
-def _least_most(lengths: np.ndarray, num_parts: int) -> int:
+def _least_most(parts: Sequence[np.ndarray]) -> int:
     """The least maximum of parts."""
-    best = lengths[0]
-    for _ in range(num_parts - 1):
+    best = parts[0][0]
+    for lengths in parts[1:]:
         best = np.maximum(best[:, None], lengths).min(axis=0)
     return int(best[-1])
 
 
-def _least_borders(fits: np.ndarray, border: np.ndarray, num_parts: int) -> list[int]:
+def _least_borders(fits: Sequence[np.ndarray], border: np.ndarray) -> list[int]:
     """Where parts begin: the least sum of borders of parts that fit (ties: the earliest last cut, and so on)."""
-    cost = np.where(fits[0], 0, _FAR)
+    cost = np.where(fits[0][0], 0, _FAR)
     origins: list[np.ndarray] = []
-    for _ in range(num_parts - 1):
-        total = np.where(fits, (cost + border)[:, None], _FAR)
+    for part in fits[1:]:
+        total = np.where(part, (cost + border)[:, None], _FAR)
         origins.append(total.argmin(axis=0))
         cost = total.min(axis=0)
     chosen = [len(border) - 1]
