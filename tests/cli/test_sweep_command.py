@@ -24,6 +24,12 @@ Capture = pytest.CaptureFixture[str]
 GIVEN = [str(MODEL), "--cluster", CLUSTER, "--batch=8", "--dim=seq=16", "--precision=fp32", "--loss=mean"]
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 120 characters, unless a test wants another."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def _run(*arguments: str) -> int:
     return invoke(command, "tap-plan", [*GIVEN, *arguments])
 
@@ -107,7 +113,7 @@ def test_a_table_as_text_in_a_file(tmp_path: Path, capsys: Capture) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len((tmp_path / "grid.txt").read_text().splitlines()) == 14
-    assert "... and 2 more" in captured.err and "grid.txt" in captured.err
+    assert "... and 2 more" in captured.err and "grid.txt" in "".join(captured.err.split())
     assert _run("--grid", "dp,tp", "-q", "--format", "csv", "-o", str(tmp_path / "grid.txt")) == 0
     assert len(_rows((tmp_path / "grid.txt").read_text())) == 3
 
