@@ -73,7 +73,8 @@ def test_no_pipeline_by_itself_is_faster(limit: str | int) -> None:
     assert limit == "none" or document.predicted.total_memory_bytes <= int(limit)
     assert document.predicted.step_ns <= min(other.predicted.step_ns for other in alone)
     assert document.certificate.bound_ns <= min(other.certificate.objective_ns for other in alone)
-    assert document.certificate.bound_ns >= min(other.certificate.bound_ns for other in alone)
+    if limit == "none":  # under a limit, parts of which no plan fits have bounds, too
+        assert document.certificate.bound_ns >= min(other.certificate.bound_ns for other in alone)
 
 
 def test_the_plan_runs_and_is_verified(tmp_path: Path) -> None:
