@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ class Reruns:
         self._whole = whole
         self._schedule = schedule
         self._moments = fullest_moments(schedule)
-        place = {operator.id: index for index, operator in enumerate(graph.operators)}
+        place = {given.id: index for index, given in enumerate(graph.operators)}
         self._firsts = [place[region.operators[0]] for region in whole.regions]
         self._alike = _alike(whole)
         self._settings = [region.recompute for region in whole.regions]
@@ -83,7 +84,6 @@ class Reruns:
             cuts: first operator of every chunk.
         """
         chunk_of = self._chunk_of(cuts)
-        stages = _Stages(self._schedule, self._moments, len(cuts))
         placed = list(self._settings)
         free: dict[tuple[int, int], list[int]] = {}
         tokens: list[tuple[int, int, str]] = []
@@ -95,9 +95,7 @@ class Reruns:
             for number in numbers:
                 placed[number] = most
                 free.setdefault((group, int(chunk_of[number])), []).append(number)
-        templates = self._template_of(placed)
-        for number, chunk in enumerate(chunk_of):
-            stages.add(int(chunk), self._stored[number], self._held[templates[number]], self._waiting[number])
+        stages = self._stages(cuts, placed)
         for saved, group, setting in sorted(tokens, key=lambda token: (-token[0], token[1], token[2])):
             chunk = max((c for g, c in free if g == group and free[g, c]), key=lambda c: (stages.full(c), -c))
             placed[free[group, chunk].pop(0)] = setting
@@ -107,10 +105,7 @@ class Reruns:
 
     def fullest(self, cuts: Sequence[int]) -> int:
         """About the bytes of the stage that holds most, without buffers."""
-        stages, templates = _Stages(self._schedule, self._moments, len(cuts)), self._template_of(self._settings)
-        for number, chunk in enumerate(self._chunk_of(cuts)):
-            stages.add(int(chunk), self._stored[number], self._held[templates[number]], self._waiting[number])
-        return max(map(stages.full, range(len(cuts))))
+        return max(map(self._stages(cuts, self._settings).full, range(len(cuts))))
 
     def fitting(self, cuts: Sequence[int], room: int) -> Callable[[int, np.ndarray], np.ndarray]:
         """Between which places a chunk may lie so that its stage holds no more than ``room``, as far as that can be
@@ -149,6 +144,13 @@ class Reruns:
 
         return fits
 
+    def _stages(self, cuts: Sequence[int], settings: Sequence[str]) -> _Stages:
+        """What stages between cuts hold with some settings of the regions."""
+        stages, templates = _Stages(self._schedule, self._moments, len(cuts)), self._template_of(settings)
+        for number, chunk in enumerate(self._chunk_of(cuts)):
+            stages.add(int(chunk), self._stored[number], self._held[templates[number]], self._waiting[number])
+        return stages
+
     def _chunk_of(self, cuts: Sequence[int]) -> np.ndarray:
         """[regions] the chunk of each: that of its first operator."""
         return np.searchsorted(np.asarray(cuts), self._firsts, side="right") - 1
@@ -184,18 +186,14 @@ class _Stages:
         rank, _ = self._places[chunk]
         held, waiting = self._held[rank], self._waiting[rank]
         return self._stored[rank] + max(
-            sum(map(_times, moment.whole, held)) + sum(map(_times, moment.waiting, waiting))
+            sum(map(operator.mul, moment.whole, held)) + sum(map(operator.mul, moment.waiting, waiting))
             for moment in self._moments[rank]
         )
 
 
-def _times(count: int, size: int) -> int:
-    return count * size
-
-
 def _alike(whole: Decisions) -> list[list[int]]:
     """Regions in groups that differ in nothing but how they recompute; those of one kind are left out."""
-    strategies = {operator.id: operator.strategy for operator in whole.operators}
+    strategies = {decision.id: decision.strategy for decision in whole.operators}
     groups: dict[tuple[int, tuple[tuple[str, ...], ...]], list[int]] = {}
     for number, region in enumerate(whole.regions):
         if region.run is not None:
@@ -210,14 +208,15 @@ def _memory(whole: Decisions, trial: Program, durations: Durations) -> tuple[lis
 
     region_of = {name: number for number, region in enumerate(whole.regions) for name in region.operators}
     parts: list[int] = []
-    for operator in reversed(trial.decisions.operators):  # a transfer is of what follows it
-        parts.insert(0, region_of.get(operator.id, parts[0] if parts else len(whole.regions) - 1))
+    for decision in reversed(trial.decisions.operators):  # a transfer is of what follows it
+        parts.append(region_of.get(decision.id, parts[-1] if parts else len(whole.regions) - 1))
+    parts.reverse()
     size = durations.tensor_bytes
     held = [sum(size(*entry) for entry in part) for part in held_by(trial, parts, with_working=False)]
     waiting = [sum(size(*entry) for _, entry in part) for part in waiting_by(trial, parts)]
     first: dict[str, int] = {}
-    for index, operator in enumerate(trial.graph.operators):
-        for name in operator.inputs:
+    for index, given in enumerate(trial.graph.operators):
+        for name in given.inputs:
             read = None if name is None else trial.graph.tensors[name].read
             if read is not None:
                 first.setdefault(read.parameter, parts[index])
