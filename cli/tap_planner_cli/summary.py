@@ -27,6 +27,14 @@ from tap_planner_cli.show_text import (
 from tap_planner_cli.units import format_bytes, format_ns, format_rate, format_unit, share
 
 
+def print_facts(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+    """Names with what there is to say of them, in two columns."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in rows:
+        grid.add_row(Text(name, style="dim"), printable(text))
+    console.print(grid)
+
+
 def print_summary(console: Console, document: PlanDocument, output: Path | None) -> None:
     """The plan in a few lines."""
     predicted, certificate = document.predicted, document.certificate
@@ -57,10 +65,7 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
         rows.append(("idle", idle_text(document)))
     if output is not None:
         rows.append(("plan", str(output)))
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for name, text in rows:
-        grid.add_row(Text(name, style="dim"), printable(text))
-    console.print(grid)
+    print_facts(console, rows)
     wanted = document.options.gap_basis_points
     allowed = wanted if certificate.near is None else wanted + certificate.near.regret_basis_points
     gap = max(certificate.gap_basis_points, certificate.time_gap_basis_points or 0)

@@ -16,8 +16,6 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
-from rich.text import Text
 
 from tap_planner.errors import InfeasibleError, LimitReachedError, TapError, UsageError
 from tap_planner.plan import PlanOptions, write_text
@@ -25,6 +23,7 @@ from tap_planner.processes import usable_cores
 from tap_planner_cli.console import make_console
 from tap_planner_cli.errors import EXIT_BUG, printable, report
 from tap_planner_cli.parameters import check_writable
+from tap_planner_cli.summary import print_facts
 from tap_planner_cli.sweep_tables import FORMATS, print_table, render
 from tap_planner_cli.units import format_bytes, format_count, format_ns
 
@@ -211,10 +210,7 @@ def _print_summary(console: Console, context: click.Context, sweep: Sweep, outpu
         rows.append(("best", f"{best.combination.shown}: {step} a step, {size} per device"))
     if output is not None:
         rows.append(("table", str(output)))
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for name, text in rows:
-        grid.add_row(Text(name, style="dim"), printable(text))
-    console.print(grid)
+    print_facts(console, rows)
     if best is not None:
         console.print(printable(command_line(context, best)), soft_wrap=True)
 
