@@ -167,10 +167,10 @@ def _best_in_stages(prepared: PreparedSearch) -> tuple[PreparedSearch, LoweredRe
     def plain(request: SearchRequest) -> SearchResult:
         return _search_all(replace(prepared, requests=(request,)))
 
-    def lower(space: PreparedSearch, result: SearchResult, limit_bytes: int | None) -> LoweredResult:
+    def lower(space: PreparedSearch, result: SearchResult) -> LoweredResult:
         if result.pipeline is None and space.options.cost != "volume":
             return _fastest_predicted(space, result)
-        return lower_result(result, space.cluster, limit_bytes)
+        return lower_result(result, space.cluster)
 
     prepared, found = choose_states(prepared, lambda space: search_stages(space, lower, plain))
     result = replace(found.lowered.result, states=found.states)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tap_planner.pipelining import cut_in_pipeline
+from tap_planner.pipelining import PipelineCuts
 from tap_planner.plan import (
     Certificate,
     CollectiveEntry,
@@ -57,6 +57,13 @@ class LoweredResult:
     used: Cluster
     """The devices that the plan uses."""
     program: Program
+    cuts: PipelineCuts | None = None
+    """Where it is in stages, how else it may be cut."""
+
+    def within(self, limit_bytes: int) -> LoweredResult | None:
+        """The same plan in other stages, of which none holds more than so many bytes; None where none are known."""
+        program = None if self.cuts is None else self.cuts.within(limit_bytes)
+        return None if program is None else LoweredResult(result=self.result, used=self.used, program=program)
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -88,23 +95,21 @@ class LoweredResult:
         return replace(self, result=result)
 
 
-def lower_result(result: SearchResult, cluster: Cluster, limit_bytes: int | None = None) -> LoweredResult:
-    """Write a search result out, in stages where it is for a pipeline.
+def lower_result(result: SearchResult, cluster: Cluster) -> LoweredResult:
+    """Write a search result out, in stages of about equal time where it is for a pipeline.
 
     Args:
         result: what the search found.
         cluster: all devices.
-        limit_bytes: what a device may hold, where stages are to be cut so that they fit.
     """
     from tap_planner.cluster import part_of
     from tap_planner.program import lower
 
     used = part_of(cluster, result.mesh)
-    if result.pipeline is None:
-        program = lower(result.folded.graph, result.decisions)
-    else:
-        program = cut_in_pipeline(result, used, limit_bytes)
-    return LoweredResult(result=result, used=used, program=program)
+    if result.pipeline is not None:
+        cuts = PipelineCuts(result, used)
+        return LoweredResult(result=result, used=used, program=cuts.even(), cuts=cuts)
+    return LoweredResult(result=result, used=used, program=lower(result.folded.graph, result.decisions))
 
 
 def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocument:

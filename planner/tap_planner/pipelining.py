@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tap_planner.program import Program
     from tap_planner.search import SearchResult
 
-__all__ = ["cut_in_pipeline"]
+__all__ = ["PipelineCuts"]
 
 PLACINGS = 2
 """How often it is asked anew which repeats run again, as cuts move with them."""
@@ -28,52 +28,70 @@ WIDE = 2
 """Cuts are tried where no more than so many times the bytes cross over that must somewhere (``_needed``)."""
 
 
-def cut_in_pipeline(result: SearchResult, cluster: Cluster, limit_bytes: int | None = None) -> Program:
-    """Cut the plan of a search result in stages of about equal time; where one of them would hold more than there is
-    room for, in such that hold less, if that can be.
+class PipelineCuts:
+    """Cuts of the plan of a search result in the stages of a pipeline.
 
     Args:
         result: a plan for all stages together.
         cluster: the devices that they use.
-        limit_bytes: what a device may hold; None: anything.
 
     Raises:
         UsageError: the model cannot be cut in so many parts.
     """
-    from tap_planner.cost import workspace_bytes
-    from tap_planner.program import lower
 
-    graph, whole, pipeline = result.folded.graph, result.decisions, result.pipeline
-    assert pipeline is not None
-    schedule = pipeline.at(whole.microbatches)
-    trial = lower(*cut_decisions(graph, whole, _even(graph, schedule), schedule))
-    times = _Times(graph, whole, trial, cluster, schedule.num_virtual_stages)
-    reruns = Reruns(graph, whole, trial, times.durations, times.work_ns, schedule)
-    cuts = times.cuts(reruns.work_ns)
-    assert cuts is not None
-    for _ in range(PLACINGS):
-        if not reruns.place(cuts):
-            break
-        cuts = times.cuts(reruns.work_ns) or cuts
-    if limit_bytes is not None:
+    def __init__(self, result: SearchResult, cluster: Cluster) -> None:
+        from tap_planner.program import lower
+
+        self._result, self._cluster = result, cluster
+        self._graph, whole = result.folded.graph, result.decisions
+        assert result.pipeline is not None
+        self._schedule = schedule = result.pipeline.at(whole.microbatches)
+        trial = lower(*cut_decisions(self._graph, whole, _even(self._graph, schedule), schedule))
+        self._times = _Times(self._graph, whole, trial, cluster, schedule.num_virtual_stages)
+        self._reruns = Reruns(self._graph, whole, trial, self._times.durations, self._times.work_ns, schedule)
+        cuts = self._times.cuts(self._reruns.work_ns)
+        assert cuts is not None
+        for _ in range(PLACINGS):
+            if not self._reruns.place(cuts):
+                break
+            cuts = self._times.cuts(self._reruns.work_ns) or cuts
+        self._cuts = cuts
+
+    def even(self) -> Program:
+        """In stages of about equal time."""
+        return self._cut(self._cuts)
+
+    def within(self, limit_bytes: int) -> Program | None:
+        """In stages of which none holds more than so many bytes, as far as that can be told; None where there are
+        none.
+
+        Args:
+            limit_bytes: what a device may hold.
+        """
+        from tap_planner.cost import workspace_bytes
+
+        whole, reruns, times, cuts = self._result.decisions, self._reruns, self._times, self._cuts
+        num_stages, shape = self._schedule.num_stages, self._result.mesh.shape
         taken = workspace_bytes(
-            cluster, result.mesh.shape, graph, whole.precision, training=True, num_stages=schedule.num_stages
+            self._cluster, shape, self._graph, whole.precision, training=True, num_stages=num_stages
         )
-        cuts = _within(reruns, times, cuts, int((limit_bytes - taken) * ROOM))
-    return lower(*cut_decisions(graph, reruns.decisions, [graph.operators[index].id for index in cuts], schedule))
+        room = int((limit_bytes - taken) * ROOM)
+        for _ in range(PLACINGS):
+            if reruns.fullest(cuts) <= room:
+                break
+            fitting = times.cuts(reruns.work_ns, reruns.fitting(cuts, room))
+            if fitting is None:
+                return None
+            cuts = fitting
+            reruns.place(cuts)
+        return self._cut(cuts)
 
+    def _cut(self, cuts: Sequence[int]) -> Program:
+        from tap_planner.program import lower
 
-def _within(reruns: Reruns, times: _Times, cuts: tuple[int, ...], room: int) -> tuple[int, ...]:
-    """Cuts whose stages hold no more than there is room for, as long as there are any."""
-    for _ in range(PLACINGS):
-        if reruns.fullest(cuts) <= room:
-            break
-        fitting = times.cuts(reruns.work_ns, reruns.fitting(cuts, room))
-        if fitting is None:
-            break
-        cuts = fitting
-        reruns.place(cuts)
-    return cuts
+        graph = self._graph
+        names = [graph.operators[index].id for index in cuts]
+        return lower(*cut_decisions(graph, self._reruns.decisions, names, self._schedule))
 
 
 def _even(graph: Graph, schedule: PipelineSchedule) -> Sequence[str]:

@@ -124,7 +124,6 @@ class Reruns:
 
         def fits(part: int, places: np.ndarray) -> np.ndarray:
             rank, local = self._schedule.rank_and_chunk(part)
-            inside = sums[:, places][:, None, :] - sums[:, places][:, :, None]  # [3, from, to]
             others = [
                 (chunk, place)
                 for chunk in range(len(cuts))
@@ -132,14 +131,15 @@ class Reruns:
                 for stage, place in (self._schedule.rank_and_chunk(chunk),)
                 if stage == rank
             ]
-            most = np.zeros(inside.shape[1:], dtype=np.int64)
+            most = np.zeros((len(places), len(places)), dtype=np.int64)
             for moment in self._moments[rank]:
                 factors = np.array([1, moment.whole[local], moment.waiting[local]])
                 rest = sum(
                     int(np.array([1, moment.whole[place], moment.waiting[place]]) @ of_chunk[:, chunk])
                     for chunk, place in others
                 )
-                most = np.maximum(most, np.tensordot(factors, inside, axes=1) + rest)
+                before = factors @ sums[:, places]
+                np.maximum(most, before[None, :] - before[:, None] + rest, out=most)
             return most <= room
 
         return fits

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tap_planner.requests import PreparedSearch
     from tap_planner.search import Leaf, SearchRequest, SearchResult
 
-Lowering = Callable[["PreparedSearch", "SearchResult", "int | None"], "LoweredResult"]
-"""Writes a search result of a space out; with a limit, in stages that are cut so that they fit, if they can."""
+Lowering = Callable[["PreparedSearch", "SearchResult"], "LoweredResult"]
+"""Writes a search result of a space out."""
 SearchPlain = Callable[["SearchRequest"], "SearchResult"]
 """Searches a part without pipeline."""
 
@@ -227,7 +227,7 @@ class _Search:
             self._leaves[number] = getattr(failure, "leaves", ())
             return
         self._leaves[number] = result.leaves
-        self._keep(number, self._lower(self._prepared, result, None))
+        self._keep(number, self._lower(self._prepared, result))
 
     def _keep(self, number: int, lowered: LoweredResult) -> _Found:
         """Note a plan, if it fits."""
@@ -304,17 +304,17 @@ class _Search:
         from tap_planner.search import search
 
         request, limit, result = self._requests[number], self._limit, first
-        found = other = self._keep(number, self._lower(self._prepared, result, None))
+        found = self._keep(number, self._lower(self._prepared, result))
+        other: _Found | None = None
         for _ in range(MAX_ROUNDS):
             if limit is None or found.memory_bytes <= limit:
                 break
-            if (
-                other.memory_bytes > limit
-            ):  # stages of unlike times may be better than a plan that holds less everywhere
-                other = self._keep(number, self._lower(self._prepared, result, limit))
             ceiling = self._ceiling_ns(number)
             if ceiling is not None and found.objective_ns * request.num_stages >= ceiling:
                 break
+            if other is None:  # stages of unlike times may be better than a plan that holds less everywhere
+                other = self._otherwise(number, found, limit)
+                ceiling = self._ceiling_ns(number)
             lower = replace(
                 request,
                 meshes=(first.mesh,),
@@ -324,10 +324,11 @@ class _Search:
             )
             try:
                 result = search(lower)
-                found = self._keep(number, self._lower(self._prepared, result, None))
+                found = self._keep(number, self._lower(self._prepared, result))
             except (InfeasibleError, LimitReachedError):
                 break
-        fitting = [one for one in (found, other) if limit is None or one.memory_bytes <= limit]
+        fitting = [found] if limit is None or found.memory_bytes <= limit else []
+        fitting += [] if other is None else [other]
         if fitting:
             return min(fitting, key=lambda one: one.key)
         raise LimitReachedError(
@@ -335,6 +336,12 @@ class _Search:
             "found whose stages all fit, and it is not proven that there is none",
             hint="Choose more stages, another --mesh, more --microbatches, or --recompute full.",
         )
+
+    def _otherwise(self, number: int, found: _Found, limit: int) -> _Found | None:
+        """A plan in stages of unlike times that fit, if there are any."""
+        lowered = found.lowered.within(limit)
+        other = None if lowered is None else self._keep(number, lowered)
+        return None if other is None or other.memory_bytes > limit else other
 
     # -- the answer --------------------------------------------------------------------------------------------
 
