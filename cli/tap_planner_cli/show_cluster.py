@@ -37,13 +37,15 @@ def _device_rows(device: Device, cluster: Cluster) -> list[tuple[str, str]]:
     reserved_bytes, buffers_bytes = cluster.reserved_memory_bytes, cluster.collective_buffers_bytes
     reserved = f" ({format_bytes(reserved_bytes)} reserved)" if reserved_bytes else ""
     buffers = (("buffers of a communicator", format_bytes(buffers_bytes)),) if buffers_bytes else ()
+    shares = device.own_efficiency_permille.items()
+    own = f" ({', '.join(f'{_share(share)} in {dtype}' for dtype, share in shares)})" if shares else ""
     return [
         ("memory", format_bytes(device.memory_bytes) + reserved),
         *buffers,
         ("memory bandwidth", _rate(device.memory_bandwidth_bytes_per_s, "B/s")),
         ("reached of that", _share(device.memory_efficiency_permille)),
         *((f"peak {dtype}", _rate(peak, "FLOP/s")) for dtype, peak in device.peak_flops.items()),
-        ("reached of that", f"{_share(device.matrix_efficiency_permille)} by matrix products"),
+        ("reached of that", f"{_share(device.matrix_efficiency_permille)} by matrix products{own}"),
         ("launch", format_ns(device.launch_ns)),
         *((("launch backward", format_ns(device.backward_floor_ns)),) if device.backward_launch_ns is not None else ()),
         ("source", device.source or "-"),

@@ -157,6 +157,7 @@ def _device_at(device: Device, values: Mapping[str, float], precisions: Sequence
         backward_launch_ns=round(values["backward"]),
         peak_flops={_DTYPES[precision]: max(round(values[precision]), 1) for precision in precisions},
         matrix_efficiency_permille=1000,
+        own_efficiency_permille={},
         memory_bandwidth_bytes_per_s=max(round(values["memory"]), 1),
         memory_efficiency_permille=1000,
     )

@@ -120,8 +120,10 @@ def _device(device: Device, measured: CalibratedDevice) -> Device:
         )
         if getattr(measured, name) is not None
     }
+    own = {name: share for name, share in device.own_efficiency_permille.items() if name not in measured.peak_flops}
     source = f"{_MEASURED}; the rest: {device.source}" if device.source else _MEASURED
-    return replace(device, **given, peak_flops={**device.peak_flops, **measured.peak_flops}, source=source)
+    peaks = {**device.peak_flops, **measured.peak_flops}
+    return replace(device, **given, peak_flops=peaks, own_efficiency_permille=own, source=source)
 
 
 def _level(level: Level, measured: CalibratedLevel) -> Level:

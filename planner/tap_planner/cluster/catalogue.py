@@ -80,6 +80,13 @@ def _share(text: str, default: int) -> int:
     return _scaled(text, 1000) if text else default
 
 
+def _shares(text: str) -> tuple[int, dict[str, int]]:
+    """``0.76 float32:0.89`` -> the usual share of the peak, and those of single element types, in permille."""
+    usual, *own = text.split() or [""]
+    pairs = (pair.split(":") for pair in own)
+    return _share(usual, DEFAULT_MATRIX_EFFICIENCY_PERMILLE), {dtype: _scaled(share, 1000) for dtype, share in pairs}
+
+
 def _by_size(text: str) -> tuple[tuple[int, int], ...]:
     """``2:25 4:100`` -> bytes per second by group size."""
     pairs = (pair.split(":") for pair in text.split())
@@ -87,6 +94,7 @@ def _by_size(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _entry(row: dict[str, str]) -> CatalogueEntry:
+    efficiency, own_efficiency = _shares(row["matrix_efficiency"])
     device = Device(
         name=row["name"],
         memory_bytes=_scaled(row["memory_gib"], 1 << 30),
@@ -94,7 +102,8 @@ def _entry(row: dict[str, str]) -> CatalogueEntry:
         peak_flops={dtype: _scaled(row[column], 10**12) for dtype, column in _PEAK_COLUMNS.items() if row[column]},
         launch_ns=_scaled(row["launch_us"], 1000),
         backward_launch_ns=_scaled(row["backward_launch_us"], 1000) if row["backward_launch_us"] else None,
-        matrix_efficiency_permille=_share(row["matrix_efficiency"], DEFAULT_MATRIX_EFFICIENCY_PERMILLE),
+        matrix_efficiency_permille=efficiency,
+        own_efficiency_permille=own_efficiency,
         memory_efficiency_permille=_share(row["memory_efficiency"], DEFAULT_MEMORY_EFFICIENCY_PERMILLE),
         source=row["source"],
     )

@@ -109,6 +109,12 @@ def _device_to_json(device: Device) -> dict[str, object]:
         "matrix_efficiency_permille": device.matrix_efficiency_permille,
         "memory_efficiency_permille": device.memory_efficiency_permille,
     }
+    if device.own_efficiency_permille:
+        document["own_efficiency_permille"] = {
+            dtype: device.own_efficiency_permille[dtype]
+            for dtype in PEAK_DTYPES
+            if dtype in device.own_efficiency_permille
+        }
     if device.matrix_padding != 1:
         document["matrix_padding"] = device.matrix_padding
     return {**document, "source": device.source}
@@ -144,6 +150,7 @@ def paces_to_json(paces: Iterable[tuple[str, Pace]]) -> dict[str, object]:
 
 def _device_from_json(record: _Record) -> Device:
     peaks = record.record("peak_flops")
+    own = record.record("own_efficiency_permille") if "own_efficiency_permille" in record.values else None
     return Device(
         name=record.text("name"),
         memory_bytes=record.integer("memory_bytes"),
@@ -157,6 +164,9 @@ def _device_from_json(record: _Record) -> Device:
         matrix_efficiency_permille=record.integer(
             "matrix_efficiency_permille", default=DEFAULT_MATRIX_EFFICIENCY_PERMILLE, most=1000
         ),
+        own_efficiency_permille={}
+        if own is None
+        else {dtype: own.integer(dtype, most=1000) for dtype in PEAK_DTYPES if dtype in own.values},
         memory_efficiency_permille=record.integer(
             "memory_efficiency_permille", default=DEFAULT_MEMORY_EFFICIENCY_PERMILLE, most=1000
         ),

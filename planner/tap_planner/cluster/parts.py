@@ -63,14 +63,20 @@ def read_device(entry: Entry) -> tuple[Device, CatalogueEntry | None]:
     keys = entry.mapping(_DEVICE_KEYS)
     if "like" in keys:
         device, known = read_device(keys["like"])
-        return replace(device, **_given(entry, keys, device.peak_flops)), known
+        return replace(device, **_given(entry, keys, device)), known
     for key in ("name", "memory", "memory_bandwidth", "peak_flops"):
         required(entry, keys, key)
-    return Device(**_given(entry, keys, {})), None
+    return Device(**_given(entry, keys, None)), None
 
 
-def _given(entry: Entry, keys: Mapping[str, Entry], peaks: Mapping[str, int]) -> dict[str, Any]:
-    """The fields of a device that a mapping gives."""
+def _given(entry: Entry, keys: Mapping[str, Entry], like: Device | None) -> dict[str, Any]:
+    """The fields of a device that a mapping gives.
+
+    Args:
+        entry: the mapping.
+        keys: its keys.
+        like: the device that it describes otherwise.
+    """
     found: dict[str, Any] = {}
     if "name" in keys:
         found["name"] = keys["name"].text()
@@ -79,18 +85,30 @@ def _given(entry: Entry, keys: Mapping[str, Entry], peaks: Mapping[str, int]) ->
     if "memory_bandwidth" in keys:
         found["memory_bandwidth_bytes_per_s"] = keys["memory_bandwidth"].quantity(BANDWIDTH)
     if "peak_flops" in keys:
-        found["peak_flops"] = {**peaks, **_peaks(keys["peak_flops"])}
+        found["peak_flops"] = {**({} if like is None else like.peak_flops), **_peaks(keys["peak_flops"])}
     for key in ("launch", "backward_launch"):
         if key in keys:
             found[f"{key}_ns"] = keys[key].quantity(TIME)
-    for key in ("matrix_efficiency", "memory_efficiency"):
-        if key in keys:
-            found[f"{key}_permille"] = keys[key].permille(1, 1000)
+    if "memory_efficiency" in keys:
+        found["memory_efficiency_permille"] = keys["memory_efficiency"].permille(1, 1000)
+    if "matrix_efficiency" in keys:
+        found |= _shares(keys["matrix_efficiency"], {} if like is None else like.own_efficiency_permille)
     if "matrix_padding" in keys:
         found["matrix_padding"] = keys["matrix_padding"].count(MAX_PADDING)
     if "source" in keys:
         found["source"] = keys["source"].text()
     return found
+
+
+def _shares(entry: Entry, before: Mapping[str, int]) -> dict[str, Any]:
+    """Shares of the peak: one of all element types, or some by element type, and that of all others as ``all``."""
+    if entry.is_text:
+        return {"matrix_efficiency_permille": entry.permille(1, 1000), "own_efficiency_permille": {}}
+    keys = entry.mapping(("all", *PEAK_DTYPES))
+    own = {dtype: keys[dtype].permille(1, 1000) for dtype in PEAK_DTYPES if dtype in keys}
+    if "all" not in keys:
+        return {"own_efficiency_permille": {**before, **own}}
+    return {"matrix_efficiency_permille": keys["all"].permille(1, 1000), "own_efficiency_permille": own}
 
 
 def _peaks(entry: Entry) -> dict[str, int]:

@@ -166,9 +166,8 @@ def _smaller(level: Level, size: int) -> Level:
 def _pace(group: NodeGroup) -> tuple[int, int]:
     """What orders the kinds: matrix products, then memory."""
     device = group.device
-    peak = next((found[1] for dtype in _PACE_DTYPES if (found := device.serving_peak(dtype)) is not None), 0)
     return (
-        peak * device.matrix_efficiency_permille,
+        next((rate for dtype in _PACE_DTYPES if (rate := device.matrix_rate(dtype)) is not None), 0),
         device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille,
     )
 

@@ -54,6 +54,8 @@ class Device:
     """The same backward, where automatic differentiation launches several kernels; None: as forward."""
     matrix_efficiency_permille: int = DEFAULT_MATRIX_EFFICIENCY_PERMILLE
     """Share of the peak that matrix products reach."""
+    own_efficiency_permille: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """The same of element types whose share is another one: without matrix units products come nearer to their peak."""
     memory_efficiency_permille: int = DEFAULT_MEMORY_EFFICIENCY_PERMILLE
     """Share of the memory bandwidth that other operators reach."""
     matrix_padding: int = 1
@@ -72,6 +74,15 @@ class Device:
             if known in self.peak_flops:
                 return known, self.peak_flops[known] // divisor
         return None
+
+    def efficiency_permille(self, dtype: str) -> int:
+        """Share of its peak that matrix products of an element type reach."""
+        return self.own_efficiency_permille.get(dtype, self.matrix_efficiency_permille)
+
+    def matrix_rate(self, dtype: str) -> int | None:
+        """Permille of FLOP/s that matrix products of an element type reach; None where no peak serves it."""
+        found = self.serving_peak(dtype)
+        return None if found is None else found[1] * self.efficiency_permille(found[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +262,7 @@ def slowest_device(devices: Sequence[Device]) -> Device:
     memory = max(device.memory_efficiency_permille for device in devices)
     peaks: dict[str, int] = {}
     for dtype in PEAK_DTYPES:
-        served = [(device.serving_peak(dtype), device.matrix_efficiency_permille) for device in devices]
-        rates = [peak[1] * efficiency for peak, efficiency in served if peak is not None]
+        rates = [rate for device in devices if (rate := device.matrix_rate(dtype)) is not None]
         if len(rates) == len(devices):
             peaks[dtype] = min(rates) // matrix
     return Device(

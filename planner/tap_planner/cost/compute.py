@@ -107,7 +107,7 @@ class ComputeModel:
         self.device = device
         self.precision = precision
         self.peak_dtype, self.peak_flops_per_s = _peak(device, precision)
-        self._ns_per_flop = 1e12 / (self.peak_flops_per_s * device.matrix_efficiency_permille)
+        self._ns_per_flop = 1e12 / (self.peak_flops_per_s * device.efficiency_permille(self.peak_dtype))
         self._ns_per_byte = 1e12 / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille)
 
     def element_bytes(self, dtype: str) -> int:

@@ -190,7 +190,7 @@ def _operator_ns(signature: OperatorSignature, num_bytes: int, cluster: Cluster,
         rule = rule_of(signature)
         flops = 4 * padded_points(rule, [factor.size for factor in rule.factors], device.matrix_padding)
     forward = max(
-        flops * 10**12 // (compute.peak_flops_per_s * device.matrix_efficiency_permille),
+        flops * 10**12 // (compute.peak_flops_per_s * device.efficiency_permille(compute.peak_dtype)),
         num_bytes * 10**12 // (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille),
     )
     return 4 * (forward + max(device.launch_ns, device.backward_floor_ns))
