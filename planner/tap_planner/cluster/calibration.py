@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tap_planner.cluster.json_form import paces_to_json
-from tap_planner.cluster.types import PEAK_DTYPES, Cluster, Device, Level, Pace
+from tap_planner.cluster.json_form import by_dtype_to_json, paces_to_json
+from tap_planner.cluster.types import Cluster, Device, Level, Pace
 from tap_planner.errors import ClusterError
 
 FORMAT_VERSION = "1.0"
@@ -142,8 +142,7 @@ def calibration_text(calibration: Calibration) -> str:
     for name in ("launch_ns", "backward_launch_ns"):
         _put(device, name, getattr(calibration.device, name))
     if calibration.device.peak_flops:
-        peaks = calibration.device.peak_flops
-        device["peak_flops"] = {dtype: peaks[dtype] for dtype in PEAK_DTYPES if dtype in peaks}
+        device["peak_flops"] = by_dtype_to_json(calibration.device.peak_flops)
     for name in ("matrix_efficiency_permille", "memory_bandwidth_bytes_per_s"):
         _put(device, name, getattr(calibration.device, name))
     for name in ("memory_efficiency_permille", "matrix_padding"):

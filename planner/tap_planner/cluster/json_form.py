@@ -100,7 +100,7 @@ def _device_to_json(device: Device) -> dict[str, object]:
         "name": device.name,
         "memory_bytes": device.memory_bytes,
         "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
-        "peak_flops": {dtype: device.peak_flops[dtype] for dtype in PEAK_DTYPES if dtype in device.peak_flops},
+        "peak_flops": by_dtype_to_json(device.peak_flops),
         "launch_ns": device.launch_ns,
     }
     if device.backward_launch_ns is not None:
@@ -110,11 +110,7 @@ def _device_to_json(device: Device) -> dict[str, object]:
         "memory_efficiency_permille": device.memory_efficiency_permille,
     }
     if device.own_efficiency_permille:
-        document["own_efficiency_permille"] = {
-            dtype: device.own_efficiency_permille[dtype]
-            for dtype in PEAK_DTYPES
-            if dtype in device.own_efficiency_permille
-        }
+        document["own_efficiency_permille"] = by_dtype_to_json(device.own_efficiency_permille)
     if device.matrix_padding != 1:
         document["matrix_padding"] = device.matrix_padding
     return {**document, "source": device.source}
@@ -139,6 +135,11 @@ def _level_to_json(level: Level, index: int) -> dict[str, object]:
     if level.paces:
         document["paces"] = paces_to_json(level.paces)
     return document
+
+
+def by_dtype_to_json(figures: Mapping[str, int]) -> dict[str, int]:
+    """Figures by element type, in the order in which plans and calibration files hold them."""
+    return {dtype: figures[dtype] for dtype in PEAK_DTYPES if dtype in figures}
 
 
 def paces_to_json(paces: Iterable[tuple[str, Pace]]) -> dict[str, object]:
