@@ -132,7 +132,7 @@ class FeatureTable:
         flops_ns = 1e12 / (self._peak[self._row] * device.matrix_efficiency_permille) * self._flops
         bytes_ns = 1e12 / (self._bandwidth[self._row] * device.memory_efficiency_permille) * self._bytes
         launch_ns = np.where(self._backward, device.backward_floor_ns, device.launch_ns)
-        ns = np.ceil(np.maximum(np.maximum(flops_ns, bytes_ns), launch_ns)) * self._count
+        ns = np.ceil(np.maximum(flops_ns + bytes_ns, launch_ns)) * self._count
         update_ns = self._update_ns * 1000 / device.memory_efficiency_permille
         return np.bincount(self._row, weights=ns, minlength=len(self._steps)) + update_ns
 

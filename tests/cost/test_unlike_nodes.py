@@ -189,12 +189,13 @@ def test_vectorised_costs_are_the_scalar_ones() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
 @pytest.mark.parametrize(("flops", "num_bytes"), [(10**12, 10**6), (10**6, 10**9), (10**10, 10**8), (10, 10)])
 def test_compute_takes_as_long_as_on_the_slowest_device(precision: str, flops: int, num_bytes: int) -> None:
-    """Equal parts end with the device that takes longest for them, whichever quantity binds it there."""
-    together = ComputeModel(slowest_device([FAST, SLOW]), precision)
+    """Equal parts end with the device that takes longest for them: of unlike ones not always the same device."""
+    together = ComputeModel(slowest_device([FAST, SLOW]), precision, [FAST, SLOW])
     alone = [ComputeModel(device, precision) for device in (FAST, SLOW)]
     for kind in (ComputeKind.CONTRACTION, ComputeKind.MEMORY):
         bound = max(model.time_ns(flops, num_bytes, kind) for model in alone)
-        assert together.time_ns(flops, num_bytes, kind) == pytest.approx(bound, abs=1, rel=1e-9)
+        assert together.time_ns(flops, num_bytes, kind) == bound
+        assert together.times_ns(np.array([flops]), np.array([num_bytes]), kind).tolist() == [bound]
 
 
 def test_room_is_that_of_the_smallest_device() -> None:

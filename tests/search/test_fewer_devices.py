@@ -41,6 +41,29 @@ def test_no_plan_is_below_the_even_split(stem: str, cluster: str) -> None:
         assert least == price.compute_ns
 
 
+UNLIKE = """\
+node_groups:
+  - {name: a, nodes: 1, devices_per_node: 1, device: v100-sxm2-32gb}
+  - {name: b, nodes: 1, devices_per_node: 2, device: rtx-4090}
+inter_node: {bandwidth: 25 GB/s, nics_per_node: 1, latency: 10 us}
+"""
+
+
+@pytest.mark.parametrize("model", ["hm_gpt_tiny", "hm_llama_tiny"])
+def test_no_plan_on_unlike_devices_is_below_the_even_split(model: str, tmp_path: Path) -> None:
+    """V100 has the slower products, RTX 4090 the slower memory: the bound takes the slower of both for each operator."""
+    (tmp_path / "c.yaml").write_text(UNLIKE, encoding="utf-8")
+    prepared = prepare_search(asked(model, str(tmp_path / "c.yaml"), GPT))
+    result = search(prepared.request)
+    least = least_ns(prepared.graph, prepared.cluster, "bf16")
+    alone = [
+        least_ns(prepared.graph, replace(prepared.cluster, device=kind, node_groups=()), "bf16")
+        for kind in prepared.cluster.devices
+    ]
+    worst = least_ns(prepared.graph, replace(prepared.cluster, node_groups=()), "bf16")
+    assert max(alone) <= least <= min(worst, result.bound_ns)
+
+
 def test_a_note_says_that_fewer_are_faster(caplog: pytest.LogCaptureFixture) -> None:
     """Eight sequences on 7 devices: the plan is for all, and a note says that 4 are proven faster; with idle devices
     allowed the plan is for those, its ranks and the idle devices are listed, and nothing is noted."""

@@ -42,8 +42,8 @@ def _lint_groups(cluster: Cluster) -> list[str]:
     for dtype in ("bfloat16", "float16", "float32"):
         if dtype not in cluster.device.peak_flops:
             continue
-        pace = cluster.device.matrix_rate(dtype) or 0
         rates = [(group, group.device.matrix_rate(dtype) or 0) for group in cluster.node_groups]
+        pace = min((rate for _, rate in rates), default=0)
         kept = [(group, rate) for group, rate in rates if rate > pace]
         alone = min((rate for _, rate in kept), default=0) * sum(group.num_devices for group, _ in kept)
         if alone > pace * cluster.num_devices:

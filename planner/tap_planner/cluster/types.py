@@ -252,9 +252,10 @@ class Cluster:
 def slowest_device(devices: Sequence[Device]) -> Device:
     """The pace and the room of equal parts on unlike devices: per quantity the least of what each device reaches.
 
-    A step of equal parts ends with its slowest rank, and every rank must hold its part. The least rate is that of the
-    slowest rank for each operator, as an operator is bound by one quantity; where element types are missing on a
-    device, what stands in for them counts (``STAND_INS``).
+    A step of equal parts ends with its slowest rank, and every rank must hold its part. Where one device has the slower
+    products and another the slower memory, operators that need both are faster on either than here: what they take is
+    the longest on any of the devices (``cost.ComputeModel``). Where element types are missing on a device, what stands
+    in for them counts (``STAND_INS``).
     """
     if len(devices) == 1:
         return devices[0]

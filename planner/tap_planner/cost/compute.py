@@ -1,13 +1,14 @@
-"""Roofline times of operators: FLOPs over the matrix units' rate, bytes over the memory's, or the launch's floor.
+"""Times of operators: FLOPs over the matrix units' rate and bytes over the memory's, or the launch's floor.
 
-Roofline: Williams, Waterman, Patterson, CACM 52(4), 2009. The host launches operators while the device works on those
-before: the slower of the two counts, not their sum (docs/cost-model.md, with measured steps).
+The roofline (Williams, Waterman, Patterson, CACM 52(4), 2009) takes the larger of FLOPs and bytes; measured steps are
+nearer to their sum, as a kernel's first loads and last stores hide behind nothing. The host launches operators while the
+device works on those before: of launch and work the slower counts (docs/decisions/launch-or-work.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,20 +96,22 @@ class ComputeModel:
     Args:
         device: the device.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
+        kinds: unlike devices that do equal parts, of which ``device`` has the slowest figures (``slowest_device``); an
+            operator's work then takes what it takes on the slowest of them, which need not be the same for another one.
+            None: the device itself.
 
     Raises:
         UsageError: for another precision.
         ClusterError: if the device has no peak that serves the precision.
     """
 
-    def __init__(self, device: Device, precision: str) -> None:
+    def __init__(self, device: Device, precision: str, kinds: Sequence[Device] = ()) -> None:
         if precision not in PRECISION_BYTES:
             raise UsageError(f"precision {precision!r}, expected one of {', '.join(PRECISION_BYTES)}")
         self.device = device
         self.precision = precision
         self.peak_dtype, self.peak_flops_per_s = _peak(device, precision)
-        self._ns_per_flop = 1e12 / (self.peak_flops_per_s * device.efficiency_permille(self.peak_dtype))
-        self._ns_per_byte = 1e12 / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille)
+        self._paces = tuple(dict.fromkeys(_pace(kind, precision) for kind in kinds or (device,)))
 
     def element_bytes(self, dtype: str) -> int:
         """Bytes of one element of ``dtype``; types under a byte take a whole one (see ``tensor_bytes``)."""
@@ -123,10 +126,10 @@ class ComputeModel:
         return self.device.backward_floor_ns if backward else self.device.launch_ns
 
     def time_ns(self, flops: int, num_bytes: int, kind: ComputeKind, *, backward: bool = False) -> int:
-        """The largest of launch, FLOPs and bytes over what the device reaches; 0 for views and empty work."""
+        """The larger of launch and work, FLOPs and bytes over what the device reaches; 0 for views and empty work."""
         if kind is ComputeKind.VIEW or (flops == 0 and num_bytes == 0):
             return 0
-        ns = ceil_ns(max(flops * self._ns_per_flop, num_bytes * self._ns_per_byte))
+        ns = ceil_ns(max(flops * per_flop + num_bytes * per_byte for per_flop, per_byte in self._paces))
         return max(ns, self.floor_ns(backward=backward))
 
     def times_ns(
@@ -136,8 +139,24 @@ class ComputeModel:
         flops, num_bytes = np.broadcast_arrays(np.asarray(flops, np.int64), np.asarray(num_bytes, np.int64))
         if kind is ComputeKind.VIEW:
             return np.zeros(flops.shape, dtype=np.int64)
-        ns = ceil_ns_array(np.maximum(flops * self._ns_per_flop, num_bytes * self._ns_per_byte))
+        ns = ceil_ns_array(self._pace_ns(flops, num_bytes))
         return np.where((flops == 0) & (num_bytes == 0), 0, np.maximum(ns, self.floor_ns(backward=backward)))
+
+    def _pace_ns(self, flops: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
+        (per_flop, per_byte), *others = self._paces
+        ns = flops * per_flop + num_bytes * per_byte
+        for per_flop, per_byte in others:
+            ns = np.maximum(ns, flops * per_flop + num_bytes * per_byte)
+        return ns
+
+
+def _pace(device: Device, precision: str) -> tuple[float, float]:
+    """Nanoseconds of a FLOP and of a byte."""
+    dtype, flops_per_s = _peak(device, precision)
+    return (
+        1e12 / (flops_per_s * device.efficiency_permille(dtype)),
+        1e12 / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille),
+    )
 
 
 def _peak(device: Device, precision: str) -> tuple[str, int]:

@@ -74,10 +74,11 @@ def prices_of(which: PriceList, cluster: Cluster, mesh: Mesh, precision: str) ->
         mesh: the mesh.
         precision: what floats are cast to.
     """
+    compute = ComputeModel(cluster.device, precision, cluster.devices)
     if which is PriceList.TIME:
-        return Prices(ComputeModel(cluster.device, precision), CollectiveModel(cluster, mesh), optimizer_ns)
+        return Prices(compute, CollectiveModel(cluster, mesh), optimizer_ns)
     if which is PriceList.FLAT:
-        return Prices(ComputeModel(cluster.device, precision), FlatModel(cluster, mesh.shape), optimizer_ns)
+        return Prices(compute, FlatModel(cluster, mesh.shape), optimizer_ns)
     return Prices(FreeCompute(cluster.device, precision), VolumeModel(mesh.shape), _free_update)
 
 

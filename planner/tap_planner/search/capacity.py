@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tap_planner.cluster import Cluster
+from tap_planner.cluster import Cluster, Device
 from tap_planner.cost import ComputeModel, operator_times_ns, padded_points
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.operators import ComputeKind, OperatorSignature, TensorType, record_of, rule_of
@@ -122,13 +122,9 @@ def least_ns(graph: Graph, cluster: Cluster, precision: str, num_stages: int = 1
         precision: what floats are cast to.
         num_stages: with pipeline stages, over the devices of one of them: what all stages together take.
     """
-    device, count = cluster.device, cluster.num_devices // num_stages
-    together = replace(
-        device,
-        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * count,
-        peak_flops={dtype: peak * count for dtype, peak in device.peak_flops.items()},
-    )
-    compute = ComputeModel(together, precision)
+    count = cluster.num_devices // num_stages
+    device, *kinds = (_together(device, count) for device in (cluster.device, *cluster.devices))
+    compute = ComputeModel(device, precision, kinds)
     kinds = Counter((operator.signature, made_gradients(graph, operator)) for operator in graph.operators)
     total = 0
     for (signature, needed), number in kinds.items():
@@ -143,6 +139,15 @@ def least_ns(graph: Graph, cluster: Cluster, precision: str, num_stages: int = 1
             )
         )
     return total
+
+
+def _together(device: Device, count: int) -> Device:
+    """One device that is as fast as ``count`` of them."""
+    return replace(
+        device,
+        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * count,
+        peak_flops={dtype: peak * count for dtype, peak in device.peak_flops.items()},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +194,6 @@ def _operator_ns(signature: OperatorSignature, num_bytes: int, cluster: Cluster,
     if record_of(signature).kind is ComputeKind.CONTRACTION:
         rule = rule_of(signature)
         flops = 4 * padded_points(rule, [factor.size for factor in rule.factors], device.matrix_padding)
-    forward = max(
-        flops * 10**12 // (compute.peak_flops_per_s * device.efficiency_permille(compute.peak_dtype)),
-        num_bytes * 10**12 // (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille),
-    )
-    return 4 * (forward + max(device.launch_ns, device.backward_floor_ns))
+    products = flops * 10**12 // (compute.peak_flops_per_s * device.efficiency_permille(compute.peak_dtype))
+    traffic = num_bytes * 10**12 // (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille)
+    return 4 * (products + traffic + max(device.launch_ns, device.backward_floor_ns))
