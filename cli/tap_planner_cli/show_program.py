@@ -11,7 +11,7 @@ from tap_planner_cli.errors import printable
 from tap_planner_cli.show_text import heading, optimizer_text
 
 if TYPE_CHECKING:
-    from tap_planner.program import Instruction, Program, Release
+    from tap_planner.program import Instruction, Program, Receive, Release, Send
 
 
 def print_program(console: Console, program: Program) -> None:
@@ -76,9 +76,11 @@ def describe(program: Program, instructions: Iterable[Instruction]) -> Iterable[
                 of = "" if part is Part.ALL else f", gradients of {part.value}"
                 phase_name, text = phase.value, f"compute {operator.type} {operator.id}{of}"
             case Send(phase, index, peer):
-                phase_name, text = phase.value, f"send {_transferred(program, index, peer, 'to')}"
+                shared = _scattered(program, instruction, "shared out over")
+                phase_name, text = phase.value, f"send {_transferred(program, index, peer, 'to')}{shared}"
             case Receive(phase, index, peer):
-                phase_name, text = phase.value, f"receive {_transferred(program, index, peer, 'from')}"
+                shared = _scattered(program, instruction, "gathered over")
+                phase_name, text = phase.value, f"receive {_transferred(program, index, peer, 'from')}{shared}"
             case SumTied(parameter):
                 phase_name, text = "gradient", f"sum the gradient of {parameter} over the stages that hold it"
             case Redistribute(phase, index):
@@ -109,6 +111,13 @@ def _released(program: Program, release: Release) -> Iterable[str]:
 def _transferred(program: Program, index: int, peer: int | None, way: str) -> str:
     stage = f"{way} stage {peer}" if peer is not None else "within the stage"
     return f"{program.graph.operators[index].inputs[0]} {stage}"
+
+
+def _scattered(program: Program, instruction: Send | Receive, how: str) -> str:
+    from tap_planner.program import scattered_axes
+
+    names = [program.decisions.axes[axis].name for axis in scattered_axes(program, instruction)]
+    return f", {how} {', '.join(names)}" if names else ""
 
 
 def _redistribution(program: Program, index: int, phase: str, axes: tuple[str, ...]) -> str:

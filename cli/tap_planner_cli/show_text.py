@@ -125,7 +125,8 @@ def schedule_text(document: PlanDocument) -> str:
     """The schedule, with how many parts of the model a stage has if that is more than one."""
     pipeline = document.pipeline
     chunks = len(pipeline.stages) // pipeline.num_stages if pipeline.stages else 1
-    return pipeline.schedule + (f" with {chunks} parts a stage" if chunks > 1 else "")
+    shared = f", transfers shared out over {', '.join(pipeline.scatter)}" if pipeline.scatter else ""
+    return pipeline.schedule + (f" with {chunks} parts a stage" if chunks > 1 else "") + shared
 
 
 def _print_stages(console: Console, document: PlanDocument) -> None:

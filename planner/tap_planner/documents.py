@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tap_planner.pipelining import PipelineCuts
+from tap_planner.pipelining import PipelineCuts, sharing_transfers
 from tap_planner.plan import (
     Certificate,
     CollectiveEntry,
@@ -64,6 +65,11 @@ class LoweredResult:
         """The same plan in other stages, of which none holds more than so many bytes; None where none are known."""
         program = None if self.cuts is None else self.cuts.within(limit_bytes)
         return None if program is None else LoweredResult(result=self.result, used=self.used, program=program)
+
+    def sharing_transfers(self) -> Iterator[LoweredResult]:
+        """The same plan, with transfers between its stages shared out over axes of the mesh in other ways."""
+        for program in sharing_transfers(self.program, self.used):
+            yield replace(self, program=program)
 
     @cached_property
     def prediction(self) -> Prediction:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tap_planner.program import Program
     from tap_planner.search import SearchResult
 
-__all__ = ["PipelineCuts"]
+__all__ = ["PipelineCuts", "sharing_transfers"]
 
 PLACINGS = 2
 """How often it is asked anew which repeats run again, as cuts move with them."""
@@ -92,6 +93,30 @@ class PipelineCuts:
         graph = self._graph
         names = [graph.operators[index].id for index in cuts]
         return lower(*cut_decisions(graph, self._reruns.decisions, names, self._schedule))
+
+
+def sharing_transfers(program: Program, cluster: Cluster) -> Iterator[Program]:
+    """A pipeline with transfers shared out over axes on which ranks hold the same of them: over those inside a node,
+    where gathering is cheap, and over all.
+
+    Args:
+        program: in stages; without any there is nothing to share out.
+        cluster: its devices.
+    """
+    from tap_planner.program import Send, lower, transferred
+
+    decisions, pipeline = program.decisions, program.decisions.pipeline
+    if pipeline is None:
+        return
+    alike: set[int] = set()
+    for instruction in program.microbatch:
+        if isinstance(instruction, Send) and instruction.peer is not None:
+            _, placements = transferred(program, instruction)
+            alike.update(a for a, size in enumerate(decisions.mesh_shape) if size > 1 and placements[a].is_replicate)
+    inside = {axis for axis in alike if decisions.axes[axis].levels == (cluster.levels[0].name,)}
+    for axes in dict.fromkeys((tuple(sorted(inside)), tuple(sorted(alike)))):
+        if axes and axes != pipeline.scatter_axes:
+            yield lower(program.graph, replace(decisions, pipeline=replace(pipeline, scatter_axes=axes)))
 
 
 def _even(graph: Graph, schedule: PipelineSchedule) -> Sequence[str]:

@@ -151,7 +151,7 @@ class _Search:
                 self._look_at(number)
         if not self._found:
             raise self._nothing()
-        best = self._polished(min(self._found, key=lambda found: found.key))
+        best = self._sharing(self._polished(min(self._found, key=lambda found: found.key)))
         self._note_others(best)
         return StagedPlan(lowered=self._certified(best), objective_ns=best.objective_ns)
 
@@ -358,6 +358,12 @@ class _Search:
             return min(best, self._fitting(best.part, result), key=lambda found: found.key)
         except (InfeasibleError, LimitReachedError, UsageError):
             return best  # what was found under a lower limit is no worse
+
+    def _sharing(self, best: _Found) -> _Found:
+        """The best plan, with its transfers shared out between ranks if that is predicted to be faster."""
+        found = [best, *(self._keep(best.part, lowered) for lowered in best.lowered.sharing_transfers())]
+        fitting = [one for one in found if self._limit is None or one.memory_bytes <= self._limit]
+        return min(fitting or [best], key=lambda one: one.key)
 
     def _certified(self, best: _Found) -> LoweredResult:
         """The best plan with the bound and the proof of the whole space."""

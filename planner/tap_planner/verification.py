@@ -405,7 +405,8 @@ def _joined(document: PlanDocument, prepared: PreparedSearch, graph: Graph, prog
     regions = regions_of(prepared.request.folded(decisions.microbatches))
     whole = join_decisions(graph, program.graph, decisions, regions)
     starts = stage_starts(document.pipeline)
-    cut, again = cut_decisions(graph, whole, starts, decisions.pipeline.schedule)
+    pipeline = decisions.pipeline
+    cut, again = cut_decisions(graph, whole, starts, pipeline.schedule, pipeline.scatter_axes)
     reads = {name: tensor.read.parameter for name, tensor in cut.tensors.items() if tensor.read is not None}
     if canonical_decisions(again, reads) != canonical_decisions(decisions, reads):
         raise ApplyError("the stages of the pipeline are not cut from one plan for all of them")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tap_planner.apply import (
     ApplyJob,
@@ -39,11 +39,15 @@ class Pipelined:
     zero: int | None = 0
     recompute: str = "none"
     training: bool = True
+    scatter: tuple[int, ...] = ()
+    """Axes along which transfers are shared out."""
 
     def __str__(self) -> str:
         mesh = "x".join(map(str, self.mesh))
         stages = f"{self.stages}s" + ("" if self.chunks is None else f"{self.chunks}c")
-        return f"{self.model}-{self.schedule}-{stages}-m{self.microbatches}-{mesh}-z{self.zero}-{self.recompute}"
+        shared = "".join(f"-s{axis}" for axis in self.scatter)
+        settings = f"z{self.zero}-{self.recompute}{shared}"
+        return f"{self.model}-{self.schedule}-{stages}-m{self.microbatches}-{mesh}-{settings}"
 
     @property
     def order(self) -> PipelineSchedule:
@@ -78,7 +82,7 @@ class Pipelined:
             recompute=self.recompute,
             microbatches=self.microbatches,
             loss_kind=self.loss,
-            pipeline=pipeline,
+            pipeline=replace(pipeline, scatter_axes=self.scatter),
         ).build()
 
     def program(self, seed: int) -> Program:

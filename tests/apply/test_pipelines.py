@@ -26,7 +26,18 @@ from tap_planner.apply.workers import make_workers
 from tap_planner.errors import ApplyError
 from tap_planner.graph import BindOptions, Graph, bind
 from tap_planner.plan import Decisions
-from tap_planner.program import Compute, Part, Phase, collectives, lower_plan
+from tap_planner.program import (
+    Compute,
+    Part,
+    Phase,
+    Program,
+    Send,
+    collectives,
+    lower_plan,
+    scattered_axes,
+    sent_elements,
+    transferred,
+)
 from tap_planner.schedule import make_schedule, peak_in_flight
 from tests.apply.pipelined import Pipelined
 from tests.apply.random_plans import RandomPlan, cut_at_random
@@ -96,6 +107,43 @@ def test_one_stage_sends_nothing(case: Pipelined) -> None:
     """What goes from chunk to chunk of one stage is handed over; nothing is sent or summed along the pipeline."""
     check(case, seed=2)
     assert all(entry.axes for entry in collectives(case.program(2)))
+
+
+@pytest.mark.parametrize("shared", [((3,), (0,)), ((2, 2), (1,)), ((2, 2), (0, 1))], ids=str)
+@by_schedule
+def test_shared_out_transfers_verify(case: Pipelined, shared: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """Ranks that hold the same each send a part, of any length; what is split or still to be summed goes as it is."""
+    mesh, axes = shared
+    case = replace(case, mesh=mesh, zero=None, recompute="mixed")
+    check(replace(case, scatter=axes), seed=sum(mesh))
+
+
+@pytest.mark.parametrize("model", [T5, replace(UNET, mesh=(2,))], ids=lambda case: case.model)
+def test_shared_out_transfers_of_several_values_verify(model: Pipelined) -> None:
+    """Each tensor between two stages is shared out by itself."""
+    check(replace(model, stages=3, scatter=(0,)), seed=4)
+
+
+def test_shares_are_sent_and_gathered() -> None:
+    """Of what ranks hold alike, in value or in gradient, each sends its share, and just that is gathered."""
+    sent: Counter[tuple[Phase, bool]] = Counter()
+    for seed in range(6):
+        case = Pipelined(mesh=(3,), microbatches=2)
+        whole, shared = case.program(seed), replace(case, scatter=(0,)).program(seed)
+        for one, other in zip(_transfers(whole), _transfers(shared), strict=True):
+            instruction, axes = other
+            elements = sent_elements(whole, one[0])
+            assert sent_elements(shared, instruction) == (-(-elements // 3) if axes else elements)
+            assert not one[1] and (bool(axes) == transferred(shared, instruction)[1][0].is_replicate)
+            sent[instruction.phase, bool(axes)] += 1
+        gathered = {(e.phase, e.elements) for e in collectives(shared) if e.kind == "all_gather"}
+        assert {(i.phase, 3 * sent_elements(shared, i)) for i, axes in _transfers(shared) if axes} <= gathered
+    assert all(sent[phase, axes] for phase in (Phase.FORWARD, Phase.BACKWARD) for axes in (False, True))
+
+
+def _transfers(program: Program) -> list[tuple[Send, tuple[int, ...]]]:
+    """Sends to other stages, with the axes along which they are shared out."""
+    return [(i, scattered_axes(program, i)) for i in program.microbatch if isinstance(i, Send) and i.peer is not None]
 
 
 @pytest.mark.full
@@ -276,6 +324,11 @@ def test_losses_do_not_depend_on_the_pipeline(job: ApplyJob) -> None:
 def test_processes_verify(job: ApplyJob) -> None:
     """Four gloo processes verify as lockstep does, with the same number of collectives."""
     _check_processes(job)
+
+
+def test_processes_share_out_transfers() -> None:
+    """The same with what both ranks of a stage hold sent in halves."""
+    _check_processes(Pipelined(schedule="interleaved", chunks=2, scatter=(0,)).job(3))
 
 
 @pytest.mark.full

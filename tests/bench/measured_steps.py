@@ -69,6 +69,8 @@ class MeasuredStep:
     zero: int = 0
     recompute: Recompute = Recompute.FULL
     sequence_parallel: bool = False
+    scatter: bool = True
+    """Whether tensor-parallel ranks, which hold the same activation, each send a part of it to the next stage."""
     overlap: bool = False
     """Whether gradients are reduced (and parameters gathered) behind the computation."""
     measured_ns: int
@@ -102,7 +104,8 @@ class MeasuredStep:
 
 def read_iterations(folder: Path) -> tuple[MeasuredStep, ...]:
     """Megatron-DeepSpeed on A100-80GB: fp16, full recompute, plain data parallelism without overlap, no sequence
-    parallelism, 1F1B (vTrain's validation data).
+    parallelism, 1F1B (vTrain's validation data). DeepSpeed's pipeline engine partitions what tensor-parallel ranks
+    send each other.
 
     Args:
         folder: holds the table.
@@ -154,7 +157,8 @@ def read_throughput(folder: Path) -> tuple[MeasuredStep, ...]:
     What the table leaves out: pipelines without a micro-batch ran one sample at a time; without a pipeline the whole
     batch of a rank ran at once, or as many of its samples as fit. Megatron-Core 0.8 has fused attention and overlaps
     data-parallel and tensor-parallel communication, which needs sequence parallelism (its README); that it recomputes
-    nothing is assumed. The others overlap nothing.
+    nothing is assumed. The others overlap nothing. Tensor-parallel ranks share out what they send to other stages
+    (SC'21, section 4.1), but in Alpa's row.
 
     Args:
         folder: holds the table.
@@ -195,6 +199,7 @@ def _throughput_step(row: Mapping[str, str]) -> MeasuredStep:
         precision="bf16" if core else "fp16",
         recompute=recompute,
         sequence_parallel=core or row["seq_parallel"] == "yes",
+        scatter="Alpa" not in row["study"],
         overlap=core,
         measured_ns=measured_ns,
     )

@@ -106,7 +106,8 @@ def _cut(step: MeasuredStep, result: SearchResult) -> Program:
     starts = [graph.operators[0].id, *(f"layers.{part * each}.input_norm.out" for part in range(1, parts))]
     name, chunks = ("interleaved", step.chunks) if step.chunks > 1 else ("1f1b", None)
     schedule = make_schedule(name, step.pp, step.microbatches, chunks)
-    return lower(*cut_decisions(graph, result.decisions, starts, schedule))
+    scattered = [axis for axis, given in enumerate(result.decisions.axes) if given.name == "tp" and step.scatter]
+    return lower(*cut_decisions(graph, result.decisions, starts, schedule, tuple(scattered)))
 
 
 def _rules(step: MeasuredStep) -> tuple[Constraint, ...]:

@@ -46,11 +46,13 @@ def whole_plan(name: str, seed: int, microbatches: int) -> Decisions:
     return replace(plan, precision="fp32", axes=axes)
 
 
-def cut(name: str, kind: tuple[str, int, int, int], seed: int) -> tuple[Graph, Decisions]:
+def cut(
+    name: str, kind: tuple[str, int, int, int], seed: int, scatter: tuple[int, ...] = ()
+) -> tuple[Graph, Decisions]:
     """A random plan, cut evenly."""
     graph, schedule = graph_of(name), make_schedule(kind[0], kind[1], kind[2], kind[3] if kind[3] > 1 else None)
     whole = whole_plan(name, seed, kind[2])
-    return cut_decisions(graph, whole, starts_of(graph, schedule), schedule)
+    return cut_decisions(graph, whole, starts_of(graph, schedule), schedule, scatter)
 
 
 def starts_of(graph: Graph, schedule: PipelineSchedule) -> list[str]:
@@ -76,7 +78,7 @@ def document_of(graph: Graph, decisions: Decisions) -> PlanDocument:
 def test_what_is_written_is_read_again(name: str, kind: tuple[str, int, int, int]) -> None:
     """Document and text hold all decisions: cuts, schedule, transfers, and what each stage has of the rest."""
     for seed in range(2):
-        graph, decisions = cut(name, kind, seed)
+        graph, decisions = cut(name, kind, seed, ((), (1,))[seed])
         document = document_of(graph, decisions)
         assert expand(document) == canonical_decisions(decisions, reads_of(graph))
         assert from_text(to_text(document)) == document
@@ -101,6 +103,15 @@ def test_strategies_stay(name: str) -> None:
         for name in r.consumers
     }
     assert any(operator.type == TRANSFER for operator in decisions.operators)
+
+
+def test_unknown_axes_of_transfers_are_refused() -> None:
+    """Transfers are shared out along axes of the mesh."""
+    document = document_of(*cut("gpt2_tiny", SCHEDULES[1], 0, (0,)))
+    assert document.pipeline.scatter == ("dp",)
+    damaged = replace(document, pipeline=replace(document.pipeline, scatter=("ep",)))
+    with pytest.raises(PlanFormatError, match=r"pipeline.scatter: 'ep', expected one of dp, tp"):
+        expand(damaged)
 
 
 def test_an_order_of_the_users() -> None:

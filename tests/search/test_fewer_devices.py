@@ -51,7 +51,7 @@ inter_node: {bandwidth: 25 GB/s, nics_per_node: 1, latency: 10 us}
 
 @pytest.mark.parametrize("model", ["hm_gpt_tiny", "hm_llama_tiny"])
 def test_no_plan_on_unlike_devices_is_below_the_even_split(model: str, tmp_path: Path) -> None:
-    """V100 has the slower products, RTX 4090 the slower memory: the bound takes the slower of both for each operator."""
+    """V100 has the slower products, RTX 4090 the slower memory: the bound takes the slower one for each operator."""
     (tmp_path / "c.yaml").write_text(UNLIKE, encoding="utf-8")
     prepared = prepare_search(asked(model, str(tmp_path / "c.yaml"), GPT))
     result = search(prepared.request)

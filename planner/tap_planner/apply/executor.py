@@ -40,6 +40,7 @@ from tap_planner.apply.operators import (
 from tap_planner.apply.optimizer import Optimizer
 from tap_planner.apply.parameters import ParameterStore
 from tap_planner.apply.redistribute import redistribute
+from tap_planner.apply.sharing import gather, scatter
 from tap_planner.apply.values import TensorSources, TensorValues
 from tap_planner.operators import lookup
 from tap_planner.plan import OperandDecision
@@ -62,6 +63,8 @@ from tap_planner.program import (
     UpdateParameters,
     part_gradients,
     renewed_operands,
+    scattered_axes,
+    transferred,
 )
 from tap_planner.sharding import Placements, local_indices, local_shape
 
@@ -247,6 +250,7 @@ class StepExecutor:
         else:
             parts = self._state.values.operand(operand)
         if instruction.peer is not None:
+            parts = scatter(self._communicator, parts, scattered_axes(self._program, instruction))
             self._communicator.phase = instruction.phase
             self._communicator.record("send_recv", parts)
         self._mail.send(instruction.peer, self._message(instruction), parts)
@@ -254,6 +258,11 @@ class StepExecutor:
     def _receive(self, instruction: Receive) -> None:
         decision = self._decisions.operators[instruction.operator]
         parts = self._mail.take(instruction.peer, self._message(instruction))
+        axes = scattered_axes(self._program, instruction)
+        if axes:
+            tensor, placements = transferred(self._program, instruction)
+            self._communicator.phase = instruction.phase
+            parts = gather(self._communicator, parts, axes, tensor.shape, placements)
         if instruction.phase is Phase.BACKWARD:
             operand = decision.inputs[0]
             assert operand is not None

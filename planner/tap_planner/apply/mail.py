@@ -6,16 +6,19 @@ before it too, and knows from the Program which they are.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 
-from tap_planner.apply.communicator import Form, Parts, RecordingCommunicator
+from tap_planner.apply.communicator import Axes, Form, Parts, RecordingCommunicator, group_size
 from tap_planner.apply.operators import torch_dtype
-from tap_planner.program import Phase, Program, Send, SumTied
+from tap_planner.program import Phase, Program, Send, SumTied, scattered_axes, transferred
 from tap_planner.sharding import Placements, local_shape
 
 _END_OF_STEP = -1
+_ANOTHER = 0
+"""Some other stage."""
 
 
 class Message(NamedTuple):
@@ -79,18 +82,24 @@ class Mail:
     def _forms(self, message: Message) -> list[Form]:
         shape, placements, dtype = self._content(message)
         ranks, mesh_shape = self._communicator.ranks, self._communicator.mesh_shape
-        return [Form(local_shape(shape, placements, mesh_shape, rank), dtype) for rank in ranks]
+        local = [local_shape(shape, placements, mesh_shape, rank) for rank in ranks]
+        shares = group_size(mesh_shape, self._scattered(message))
+        if shares > 1:
+            local = [(-(-math.prod(whole) // shares),) for whole in local]
+        return [Form(part, dtype) for part in local]
+
+    def _scattered(self, message: Message) -> Axes:
+        """Axes along which a message of another stage is shared out."""
+        if isinstance(message.subject, str):
+            return ()
+        return scattered_axes(self._program, Send(message.phase, message.subject, _ANOTHER))
 
     def _content(self, message: Message) -> tuple[tuple[int, ...], Placements, torch.dtype]:
         """Global shape, placement and type of what a message brings."""
         if isinstance(message.subject, str):
             parameter = self._parameters[message.subject]
             return parameter.shape, parameter.placement, torch_dtype(parameter.dtype, self._dtype)
-        operand = self._program.decisions.operators[message.subject].inputs[0]
-        assert operand is not None
-        placements = operand.gradient if message.phase is Phase.BACKWARD else operand.placement
-        assert placements is not None
-        tensor = self._program.graph.tensors[operand.tensor].type
+        tensor, placements = transferred(self._program, Send(message.phase, message.subject, _ANOTHER))
         return tensor.shape, placements, torch_dtype(tensor.dtype, self._dtype)
 
 

@@ -1,9 +1,9 @@
 """Measured steps on one device -> launch floors, rates of matrix products and of memory.
 
-The formula is the cost model's own (``cost.ComputeModel``): an operator takes its FLOPs over the rate
-of its element type and its bytes over that of the memory, or its floor if that is more; views take nothing, so that what they really take
-is part of the floors of the others, as many as there usually are. All constants are fitted together to the least mean
-of abs(log(model / measured)).
+The formula is the cost model's own (``cost.ComputeModel``): an operator takes its FLOPs over the rate of its element
+type and its bytes over that of the memory, or its floor if that is more; views take nothing, so that what they really
+take is part of the floors of the others, as many as there usually are. All constants are fitted together to the least
+mean of abs(log(model / measured)).
 """
 
 from __future__ import annotations

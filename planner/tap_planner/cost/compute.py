@@ -1,8 +1,8 @@
 """Times of operators: FLOPs over the matrix units' rate and bytes over the memory's, or the launch's floor.
 
 The roofline (Williams, Waterman, Patterson, CACM 52(4), 2009) takes the larger of FLOPs and bytes; measured steps are
-nearer to their sum, as a kernel's first loads and last stores hide behind nothing. The host launches operators while the
-device works on those before: of launch and work the slower counts (docs/decisions/launch-or-work.md).
+nearer to their sum, as a kernel's first loads and last stores hide behind nothing. The host launches operators while
+the device works on those before: of launch and work the slower counts (docs/decisions/launch-or-work.md).
 """
 
 from __future__ import annotations

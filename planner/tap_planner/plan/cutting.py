@@ -28,7 +28,11 @@ __all__ = ["cut_decisions", "join_decisions"]
 
 
 def cut_decisions(
-    graph: Graph, decisions: Decisions, starts: Sequence[str], schedule: PipelineSchedule
+    graph: Graph,
+    decisions: Decisions,
+    starts: Sequence[str],
+    schedule: PipelineSchedule,
+    scatter_axes: tuple[int, ...] = (),
 ) -> tuple[Graph, Decisions]:
     """Cut a plan where chunks begin.
 
@@ -41,6 +45,7 @@ def cut_decisions(
         decisions: of one stage, on a mesh of the shape that every stage has.
         starts: the operators (ids) that begin the chunks, in order; the first is the graph's first.
         schedule: in which order stages work.
+        scatter_axes: see ``PipelineDecision``.
 
     Returns:
         The graph with its transfers, and the decisions about it.
@@ -49,7 +54,8 @@ def cut_decisions(
         UsageError: an operator is not there, or they are not in order.
     """
     cut, chunks = cut_in_stages(graph, starts)
-    return cut, _Cutting(graph, decisions, cut, PipelineDecision(chunks=chunks, schedule=schedule)).result()
+    pipeline = PipelineDecision(chunks=chunks, schedule=schedule, scatter_axes=scatter_axes)
+    return cut, _Cutting(graph, decisions, cut, pipeline).result()
 
 
 def join_decisions(graph: Graph, cut: Graph, decisions: Decisions, regions: Sequence[Region]) -> Decisions:

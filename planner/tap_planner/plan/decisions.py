@@ -156,6 +156,9 @@ class PipelineDecision:
     """Index of the first operator of every chunk (virtual stage), in model order."""
     schedule: PipelineSchedule
     """Its ranks are the stages."""
+    scatter_axes: tuple[int, ...] = ()
+    """Mesh axes along which ranks that hold the same share out what they send to another stage: each sends a part,
+    and the receivers gather (Narayanan et al., SC'21, section 4.1, "scatter/gather")."""
 
     def stage_of(self, chunk: int) -> int:
         """The stage that holds a chunk."""

@@ -143,12 +143,13 @@ def _ranks(value: Value) -> tuple[tuple[int, ...], ...]:
 
 
 def _pipeline(value: Value) -> PipelineSection:
-    order = value.get("order")
+    order, scatter = value.get("order"), value.get("scatter")
     return PipelineSection(
         stages=value["stages"].each(_stage),
         schedule=value["schedule"].text(),
         microbatches=value["microbatches"].integer(1),
         order=() if order is None else order.each(lambda line: line.text()),
+        scatter=() if scatter is None else scatter.each(lambda axis: axis.text()),
     )
 
 

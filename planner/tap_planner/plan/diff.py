@@ -202,6 +202,7 @@ def _mesh(document: PlanDocument) -> dict[str, Scalar]:
         "stages": document.pipeline.num_stages,
         "chunks": len(document.pipeline.stages) // document.pipeline.num_stages,
         "cuts": " ".join(stage.first for stage in document.pipeline.stages[1:]),
+        "scatter": " ".join(document.pipeline.scatter),
         "ranks": " ".join(map(_place, document.mesh.ranks)),
     }
     if document.mesh.idle_devices:

@@ -130,6 +130,8 @@ class PipelineSection:
     microbatches: int = 1
     order: tuple[str, ...] = ()
     """What stages do in which order, line by line (``schedule.parse_order``), where ``SCHEDULES`` has it not."""
+    scatter: tuple[str, ...] = ()
+    """Names of the axes along which transfers are shared out, see ``PipelineDecision.scatter_axes``."""
 
     @property
     def num_stages(self) -> int:

@@ -188,6 +188,7 @@ def _pipeline(pipeline: PipelineSection) -> Json:
         "schedule": pipeline.schedule,
         "microbatches": pipeline.microbatches,
         **({"order": list(pipeline.order)} if pipeline.order else {}),
+        **({"scatter": list(pipeline.scatter)} if pipeline.scatter else {}),
     }
 
 

@@ -73,7 +73,7 @@ def expand(document: PlanDocument) -> Decisions:
         redistributions=parts.redistributions,
         buckets=parts.buckets,
         regions=parts.regions,
-        pipeline=expand_pipeline(document.pipeline, parts.operators),
+        pipeline=expand_pipeline(document.pipeline, parts.operators, [axis.name for axis in document.mesh.axes]),
     )
 
 

@@ -27,6 +27,7 @@ def pipeline_section(decisions: Decisions) -> PipelineSection:
         schedule=schedule.name,
         microbatches=decisions.microbatches,
         order=() if _is_named(schedule) else tuple(to_text(schedule).splitlines()),
+        scatter=tuple(decisions.axes[axis].name for axis in pipeline.scatter_axes),
     )
 
 
@@ -49,12 +50,15 @@ def stage_starts(section: PipelineSection) -> tuple[str, ...]:
     return tuple(stage.first for stage in section.stages) if section.num_stages > 1 else ()
 
 
-def expand_pipeline(section: PipelineSection, operators: Sequence[OperatorDecision]) -> PipelineDecision | None:
+def expand_pipeline(
+    section: PipelineSection, operators: Sequence[OperatorDecision], axes: Sequence[str]
+) -> PipelineDecision | None:
     """The pipeline of a plan; None where there is one stage.
 
     Args:
         section: of the document.
         operators: of the plan, transfers among them.
+        axes: names of the mesh's axes.
 
     Raises:
         PlanFormatError: stages, schedule and operators do not fit together.
@@ -69,7 +73,16 @@ def expand_pipeline(section: PipelineSection, operators: Sequence[OperatorDecisi
                 f"schedule {section.schedule!r}",
                 hint=_HINT,
             )
-    return PipelineDecision(chunks=_chunks(section, operators), schedule=schedule)
+    return PipelineDecision(
+        chunks=_chunks(section, operators), schedule=schedule, scatter_axes=_scatter_axes(section, axes)
+    )
+
+
+def _scatter_axes(section: PipelineSection, axes: Sequence[str]) -> tuple[int, ...]:
+    for name in section.scatter:
+        if name not in axes:
+            raise PlanFormatError(f"pipeline.scatter: {name!r}, expected one of {', '.join(axes)}", hint=_HINT)
+    return tuple(axis for axis, name in enumerate(axes) if name in section.scatter)
 
 
 def _schedule(section: PipelineSection) -> PipelineSchedule:

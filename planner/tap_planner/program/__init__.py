@@ -5,7 +5,10 @@ from tap_planner.program.collectives import (
     instruction_collectives,
     local_factor_sizes,
     local_operands,
+    scattered_axes,
+    sent_elements,
     step_payloads,
+    transferred,
 )
 from tap_planner.program.lower import lower, lower_plan
 from tap_planner.program.reading import Value, made_gradients, part_gradients, renewed_operands, rerun_of_regions
@@ -64,5 +67,8 @@ __all__ = [
     "part_gradients",
     "renewed_operands",
     "rerun_of_regions",
+    "scattered_axes",
+    "sent_elements",
     "step_payloads",
+    "transferred",
 ]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tap_planner.errors import PlanFormatError
-from tap_planner.operators import rule_of
+from tap_planner.operators import TensorType, rule_of
 from tap_planner.program.reading import part_gradients
 from tap_planner.program.types import (
     Collective,
@@ -18,6 +18,7 @@ from tap_planner.program.types import (
     Instruction,
     Phase,
     Program,
+    Receive,
     Redistribute,
     ReduceGradients,
     ReduceShards,
@@ -77,6 +78,8 @@ def instruction_collectives(program: Program, instruction: Instruction) -> Itera
             yield from _redistribution_collectives(program, instruction)
         case Send(peer=int()):
             yield _sent(program, instruction)
+        case Receive(peer=int()):
+            yield from _gathered(program, instruction)
         case SumTied(parameter=name):
             (tied,) = (parameter for parameter in program.decisions.parameters if parameter.name == name)
             elements = local_elements(tied.shape, tied.placement, program.decisions.mesh_shape)
@@ -105,15 +108,47 @@ def _bucket_collective(program: Program, phase: Phase, kind: str, number: int) -
         yield (phase, kind, axes, bucket.elements, bucket.dtype)
 
 
-def _sent(program: Program, instruction: Send) -> CollectiveKey:
-    """What goes to another stage."""
+def transferred(program: Program, instruction: Send | Receive) -> tuple[TensorType, Placements]:
+    """What goes to another stage: its global type, and where its parts lie."""
     operand = program.decisions.operators[instruction.operator].inputs[0]
     assert operand is not None
     placements = operand.gradient if instruction.phase is Phase.BACKWARD else operand.placement
     assert placements is not None
-    tensor = program.graph.tensors[operand.tensor].type
-    elements = local_elements(tensor.shape, placements, program.decisions.mesh_shape)
-    return (instruction.phase, "send_recv", (), elements, tensor.dtype)
+    return program.graph.tensors[operand.tensor].type, placements
+
+
+def scattered_axes(program: Program, instruction: Send | Receive) -> tuple[int, ...]:
+    """Axes along which a transfer is shared out: those of the plan on which all ranks hold the same of it; none inside
+    a stage."""
+    pipeline = program.decisions.pipeline
+    if pipeline is None or instruction.peer is None or not pipeline.scatter_axes:
+        return ()
+    _, placements = transferred(program, instruction)
+    return tuple(axis for axis in pipeline.scatter_axes if placements[axis].is_replicate)
+
+
+def sent_elements(program: Program, instruction: Send | Receive) -> int:
+    """What the rank at coordinate 0 sends or receives of a transfer; shares are equal, the last filled up."""
+    tensor, placements = transferred(program, instruction)
+    mesh_shape = program.decisions.mesh_shape
+    shares = math.prod(mesh_shape[axis] for axis in scattered_axes(program, instruction))
+    return -(-local_elements(tensor.shape, placements, mesh_shape) // shares)
+
+
+def _sent(program: Program, instruction: Send) -> CollectiveKey:
+    """What goes to another stage."""
+    tensor, _ = transferred(program, instruction)
+    return (instruction.phase, "send_recv", (), sent_elements(program, instruction), tensor.dtype)
+
+
+def _gathered(program: Program, instruction: Receive) -> Iterator[CollectiveKey]:
+    """What ranks of a stage put together of their shares."""
+    axes = scattered_axes(program, instruction)
+    if axes:
+        tensor, _ = transferred(program, instruction)
+        shares = math.prod(program.decisions.mesh_shape[axis] for axis in axes)
+        elements = shares * sent_elements(program, instruction)
+        yield (instruction.phase, "all_gather", axes, elements, tensor.dtype)
 
 
 def _internal_collectives(program: Program, instruction: Compute) -> Iterator[CollectiveKey]:

@@ -63,7 +63,7 @@ class Redistribute:
 class Send:
     """Send to another stage: forward, from the stage that makes a tensor, what a ``Transfer`` reads; in phase BACKWARD,
     from the stage that has the ``Transfer``, its gradient. Every rank sends its part to the rank of the other stage at
-    the same coordinates, and does not wait."""
+    the same coordinates, and does not wait; along ``scattered`` axes only an equal share of it (``scattered_axes``)."""
 
     phase: Phase
     operator: int
@@ -74,7 +74,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """The other side of a ``Send``: waits for what is sent."""
+    """The other side of a ``Send``: waits for what is sent, and gathers it where it was shared out."""
 
     phase: Phase
     operator: int

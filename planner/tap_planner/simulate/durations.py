@@ -22,6 +22,8 @@ from tap_planner.program import (
     local_operands,
     made_gradients,
     part_gradients,
+    sent_elements,
+    transferred,
 )
 from tap_planner.sharding import Placements, local_elements
 from tap_planner.simulate.overlap import Busy, Levels
@@ -83,12 +85,8 @@ class Durations:
 
     def transfer_bytes(self, instruction: Send | Receive) -> int:
         """What one rank sends to its counterpart in another stage."""
-        (operand,) = self._program.decisions.operators[instruction.operator].inputs
-        assert operand is not None
-        if instruction.phase is not Phase.BACKWARD:
-            return self.tensor_bytes(operand.tensor, operand.placement)
-        assert operand.gradient is not None
-        return self.tensor_bytes(operand.tensor, operand.gradient)
+        tensor, _ = transferred(self._program, instruction)
+        return self.compute.tensor_bytes(tensor.dtype, sent_elements(self._program, instruction))
 
     def transfer_ns(self, instruction: Send | Receive, stages: tuple[int, int]) -> int:
         """A transfer between two stages, all ranks of one sending at once; nothing inside a stage.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tap_planner.program import Compute, Instruction, Program, Redistribute, Send
+from tap_planner.program import Compute, Instruction, Program, Receive, Redistribute, Send
 from tap_planner.schedule import Durations as SlotTimes
 from tap_planner.schedule import makespan, peak_bytes
 from tap_planner.simulate.durations import Durations
@@ -87,7 +87,7 @@ class _Slots:
         for instruction in instructions:
             if isinstance(instruction, Compute):
                 compute += self._durations.compute_ns(instruction)
-            if isinstance(instruction, Compute | Redistribute):
+            if isinstance(instruction, Compute | Redistribute | Receive):
                 communication += sum(busy.ns for busy in self._durations.collectives(instruction))
         return compute, communication
 
