@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tap_planner import api
+from tap_planner.cluster import cluster_from_json
 from tap_planner.errors import InfeasibleError, TapError
 from tap_planner.plan import (
     ApplyRequest,
@@ -19,9 +20,12 @@ from tap_planner.plan import (
     PlanRequest,
     Verdict,
     expand,
+    parse_constraint,
     read_plan,
+    with_digests,
     write_plan,
 )
+from tap_planner.program import collectives
 from tap_planner.schedule import to_text as order_text
 from tap_planner.simulate import lower_bounds, price_program, simulate
 from tap_planner_cli.errors import invoke
@@ -315,3 +319,32 @@ def test_alternatives_are_for_an_open_mesh(capsys: pytest.CaptureFixture[str]) -
     given = f"{DATA / 'gpt2_tiny.onnx'} --cluster {CLUSTER} --batch 8 --dim seq=16 --loss mean"
     assert invoke(plan, "tap-plan", f"{given} --mesh pp=2,tp=2 --alternatives 2".split()) == 2
     assert "--alternatives shows plans on other meshes, --mesh pp=2,tp=2 allows one" in capsys.readouterr().err
+
+
+# -- transfers that are shared out ---------------------------------------------------------------------------------
+
+WHOLE = ("batch!=tp", "Add:tp=none", "LayerNormalization:tp=none")
+"""Rules under which both ranks of a stage hold all that lies between blocks."""
+
+
+def test_transfers_are_shared_out_where_that_is_faster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both devices of a node have what the other node needs: each sends half of it over the slow network. The plan
+    says so, its certificate holds, and it runs; whole transfers would take longer."""
+    model, path, rules = DATA / "gpt2_tiny.onnx", tmp_path / "plan.json", tuple(map(parse_constraint, WHOLE))
+    asked = request("pp=2,tp=2", batch=64, zero=0, constraints=rules)
+    document = api.make_plan(replace(asked, cluster="2x2:cpu-core"))
+    assert document.pipeline.scatter == ("tp",)
+    assert api.verify_certificate(document, model).findings == ()
+    write_plan(path, document)
+    outcome = api.apply_plan(ApplyRequest(plan=path, model=model, init_random=True, verify=True, seed=3))
+    assert outcome.passed, "\n".join(outcome.lines())
+    assert invoke(show, "tap-show", [str(path), "--program", "--model", str(model)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "transfers shared out over tp" in shown and "gathered over tp" in shown
+    whole = with_digests(replace(document, pipeline=replace(document.pipeline, scatter=())))
+    cluster = cluster_from_json(document.cluster)
+    programs = [api.lower_plan(one, model) for one in (document, whole)]
+    shared_ns, whole_ns = (simulate(program, cluster).step_ns for program in programs)
+    assert document.predicted.step_ns == shared_ns < whole_ns
+    sent = [sum(e.count * e.elements for e in collectives(program) if e.kind == "send_recv") for program in programs]
+    assert 2 * sent[0] == sent[1]

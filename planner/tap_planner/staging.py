@@ -43,6 +43,8 @@ LOOSE = Fraction(1, 100)
 """How near the optimum such a plan needs to be proven under its own limit."""
 MARGIN = Fraction(99, 100)
 """Of the limit that would be just low enough, were all stages to shrink alike."""
+WORTH = Fraction(999, 1000)
+"""Transfers are shared out where the step takes less than so much of what it takes else."""
 LIKELY = 4
 """Microbatches for each stage that are likely."""
 UNLIKELY, INSIDE, OUTSIDE = 1 / 128, 1 / 64, 1 / 8
@@ -360,10 +362,11 @@ class _Search:
             return best  # what was found under a lower limit is no worse
 
     def _sharing(self, best: _Found) -> _Found:
-        """The best plan, with its transfers shared out between ranks if that is predicted to be faster."""
-        found = [best, *(self._keep(best.part, lowered) for lowered in best.lowered.sharing_transfers())]
-        fitting = [one for one in found if self._limit is None or one.memory_bytes <= self._limit]
-        return min(fitting or [best], key=lambda one: one.key)
+        """The best plan, with its transfers shared out between ranks if that is predicted to be worth it."""
+        others = [self._keep(best.part, lowered) for lowered in best.lowered.sharing_transfers()]
+        most = best.lowered.prediction.step_ns * WORTH
+        better = [one for one in others if one in self._found and one.lowered.prediction.step_ns < most]
+        return min(better, key=lambda one: one.key, default=best)
 
     def _certified(self, best: _Found) -> LoweredResult:
         """The best plan with the bound and the proof of the whole space."""

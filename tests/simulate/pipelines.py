@@ -115,9 +115,15 @@ def uniform(layers: int, schedule: PipelineSchedule) -> Program:
     return replicated(mlp(layers), layer_starts(layers, schedule.num_virtual_stages), schedule)
 
 
-def cut(graph: Graph, decisions: Decisions, starts: Sequence[str], schedule: PipelineSchedule) -> Program:
-    """A plan in chunks that begin at these operators."""
-    return lower(*cut_decisions(graph, decisions, starts, schedule))
+def cut(
+    graph: Graph,
+    decisions: Decisions,
+    starts: Sequence[str],
+    schedule: PipelineSchedule,
+    scatter_axes: tuple[int, ...] = (),
+) -> Program:
+    """A plan in chunks that begin at these operators; transfers shared out over some axes."""
+    return lower(*cut_decisions(graph, decisions, starts, schedule, scatter_axes))
 
 
 def evenly(graph: Graph, chunks: int) -> tuple[str, ...]:

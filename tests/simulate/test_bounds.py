@@ -44,12 +44,13 @@ def schedule_of(seed: int) -> PipelineSchedule:
 
 
 def drawn(name: str, seed: int, library: str) -> tuple[Program, Cluster]:
-    """A random plan in a random pipeline, four ranks in each stage and a node for each."""
+    """A random plan in a random pipeline, four ranks in each stage and a node for each; some share out transfers."""
     zero, recompute = random.Random(seed).choice(SETTINGS)
     graph, schedule = graph_of(name), schedule_of(seed)
     plan = replace(RandomPlan(graph, (2, 2), seed, zero=zero, recompute=recompute).build(), precision="bf16")
     starts = evenly(graph, schedule.num_virtual_stages)
-    program = cut(graph, on_levels(plan, LEVELS[2, 2]), starts, schedule)
+    scatter = ((), (1,), (0, 1))[seed % 3]
+    program = cut(graph, on_levels(plan, LEVELS[2, 2]), starts, schedule, scatter)
     return program, replace(load_cluster(f"{schedule.num_stages}x4:a100-sxm4-80gb"), library=library)
 
 

@@ -76,13 +76,16 @@ class _Bounds:
         later.sort(key=lambda index: (-passes[index].chunk, _TURN[passes[index].works[0][0]]))
         for index in (*forward, *later):
             each = passes[index]
-            arrivals = [issued[route.operator, route.forward] + route.ns for _, route in each.receives]
+            offsets = _offsets(each)
+            arrivals = [
+                issued[route.operator, route.forward] + route.ns - offsets[position]
+                for position, route in each.receives
+            ]
             before = done.get(each.chunk, 0)
             if each.works[0][0] is Work.WEIGHT_BACKWARD:
                 self._begin[index] = before
                 continue
             self._begin[index] = max([before, *arrivals])
-            offsets = _offsets(each)
             for position, route in each.sends:
                 issued.setdefault((route.operator, route.forward), self._begin[index] + offsets[position])
             if each.works[0][0] is not Work.BACKWARD:
