@@ -59,7 +59,7 @@ CASES: Mapping[str, Case] = {
     "nvls": Case(
         before=_one_node("h100-sxm5-80gb", "intra_node: {reduces: false}\n"),
         after=_one_node("h100-sxm5-80gb", "intra_node: {reduces: true}\n"),
-        batch=8,
+        batch=4,
         seq=4096,
         mesh="tp=8",
     ),
