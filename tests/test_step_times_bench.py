@@ -132,7 +132,7 @@ def test_flops_are_those_of_the_formula(tmp_path: Path, tp: int, dp: int) -> Non
     """All devices together do 96 B s l h^2 (1 + s / 6h + V / 16lh) FLOPs (Narayanan et al., SC'21, equation 3)."""
     step = _step(tp=tp, dp=dp)
     features = features_of(plan_step(step, tmp_path))
-    flops = tp * dp * sum(flops * count for (flops, _, _), count in features.operators)
+    flops = tp * dp * sum(flops * count for (flops, *_), count in features.operators)
     b, s, n, h, v = step.global_batch, SMALL.seq, SMALL.layers, SMALL.hidden, SMALL.vocab
     assert flops == 96 * b * s * n * h * h * (1 + Fraction(s, 6 * h) + Fraction(v, 16 * n * h))
 
@@ -142,7 +142,7 @@ def test_flash_attention_does_the_same_products(tmp_path: Path) -> None:
     passes."""
     step = _step(shape=replace(SMALL, kernels=Kernels.FLASH), tp=1, dp=4, zero=3, recompute=Recompute.NONE)
     features = features_of(plan_step(step, tmp_path))
-    flops = 4 * sum(flops * count for (flops, _, _), count in features.operators)
+    flops = 4 * sum(flops * count for (flops, *_), count in features.operators)
     assert flops == SMALL.training_flops(step.global_batch, recompute=False)
 
 
@@ -198,10 +198,16 @@ def test_regret_is_what_the_choice_costs_as_measured() -> None:
 
 def test_a_fit_finds_constants_again(tmp_path: Path) -> None:
     """Steps of small, of wide and of long models, which take what constants say, are fitted by those constants."""
-    truth = Constants(backward_launch_ns=60_000, matrix_efficiency_permille=450, memory_efficiency_permille=700)
+    truth = Constants(
+        backward_launch_ns=60_000,
+        matrix_efficiency_permille=450,
+        attention_efficiency_permille=300,
+        memory_efficiency_permille=700,
+    )
     wide = replace(SMALL, hidden=8192, heads=64, layers=1)
     long = replace(SMALL, seq=4096, layers=1)
-    steps = [_step(shape=shape, tp=1, dp=2, micro_batch=4) for shape in (SMALL, wide, long)]
+    fused = replace(SMALL, seq=8192, layers=1, kernels=Kernels.FLASH)
+    steps = [_step(shape=shape, tp=1, dp=2, micro_batch=4) for shape in (SMALL, wide, long, fused)]
     rows = []
     for step in steps:
         features = features_of(plan_step(step, tmp_path, {"a100": truth}))
@@ -211,6 +217,7 @@ def test_a_fit_finds_constants_again(tmp_path: Path) -> None:
     fitted = refit(rows)["a100"]
     assert fitted.backward_launch_ns == pytest.approx(truth.backward_launch_ns, rel=0.05)
     assert fitted.matrix_efficiency_permille == pytest.approx(truth.matrix_efficiency_permille, rel=0.05)
+    assert fitted.attention_efficiency_permille == pytest.approx(truth.attention_efficiency_permille, rel=0.05)
     assert fitted.memory_efficiency_permille == pytest.approx(truth.memory_efficiency_permille, rel=0.05)
 
 

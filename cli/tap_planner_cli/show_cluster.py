@@ -38,6 +38,10 @@ def _device_rows(device: Device, cluster: Cluster) -> list[tuple[str, str]]:
     reserved = f" ({format_bytes(reserved_bytes)} reserved)" if reserved_bytes else ""
     buffers = (("buffers of a communicator", format_bytes(buffers_bytes)),) if buffers_bytes else ()
     shares = device.own_efficiency_permille.items()
+    if device.attention_efficiency_permille is not None:
+        attention = f", {_share(device.attention_efficiency_permille)} by fused attention"
+    else:
+        attention = ""
     own = f" ({', '.join(f'{_share(share)} in {dtype}' for dtype, share in shares)})" if shares else ""
     return [
         ("memory", format_bytes(device.memory_bytes) + reserved),
@@ -45,7 +49,7 @@ def _device_rows(device: Device, cluster: Cluster) -> list[tuple[str, str]]:
         ("memory bandwidth", _rate(device.memory_bandwidth_bytes_per_s, "B/s")),
         ("reached of that", _share(device.memory_efficiency_permille)),
         *((f"peak {dtype}", _rate(peak, "FLOP/s")) for dtype, peak in device.peak_flops.items()),
-        ("reached of that", f"{_share(device.matrix_efficiency_permille)} by matrix products{own}"),
+        ("reached of that", f"{_share(device.matrix_efficiency_permille)} by matrix products{own}{attention}"),
         ("launch", format_ns(device.launch_ns)),
         *((("launch backward", format_ns(device.backward_floor_ns)),) if device.backward_launch_ns is not None else ()),
         ("source", device.source or "-"),

@@ -14,6 +14,7 @@ class Constants:
 
     backward_launch_ns: int
     matrix_efficiency_permille: int
+    attention_efficiency_permille: int
     memory_efficiency_permille: int
 
     def of(self, device: Device) -> Device:
@@ -22,6 +23,7 @@ class Constants:
             device,
             backward_launch_ns=self.backward_launch_ns,
             matrix_efficiency_permille=self.matrix_efficiency_permille,
+            attention_efficiency_permille=self.attention_efficiency_permille,
             memory_efficiency_permille=self.memory_efficiency_permille,
         )
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tap_planner.cluster import Cluster, Device, Mesh, MeshAxis
-from tap_planner.cost import CollectiveModel, ComputeModel, operator_work
+from tap_planner.cost import CollectiveModel, ComputeModel, is_attention, operator_work
 from tap_planner.operators import ComputeKind, record_of, rule_of
 from tap_planner.program import Compute, Phase, Program, collectives, local_factor_sizes, local_operands, made_gradients
 from tap_planner.sharding import local_elements
 from tap_planner.simulate.durations import Durations
 from tests.bench.planned_steps import PlannedStep
 
-Operator = tuple[int, int, bool]
-"""(FLOPs, bytes, whether it is a backward)."""
+Operator = tuple[int, int, bool, bool]
+"""(FLOPs, bytes, whether it is a backward, whether it is fused attention)."""
 Call = tuple[str, tuple[int, ...], int]
 """(kind, axes, bytes)."""
 
@@ -102,7 +102,11 @@ def _work(program: Program, compute: ComputeModel, index: int) -> tuple[Operator
         gradient_operands=sum(needed),
         gradient_bytes=sum(size for size, is_needed in zip(input_bytes, needed, strict=True) if is_needed),
     )
-    return (work.forward_flops, work.forward_bytes, False), (work.backward_flops, work.backward_bytes, True)
+    attention = is_attention(record)
+    return (
+        (work.forward_flops, work.forward_bytes, False, attention),
+        (work.backward_flops, work.backward_bytes, True, attention),
+    )
 
 
 class FeatureTable:
@@ -115,9 +119,9 @@ class FeatureTable:
     def __init__(self, steps: Sequence[StepFeatures]) -> None:
         self._steps = tuple(steps)
         rows = [(row, *work, count) for row, step in enumerate(steps) for work, count in step.operators]
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-        self._row, self._flops, self._bytes, backward, self._count = columns
-        self._backward = backward.astype(bool)
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
+        self._row, self._flops, self._bytes, backward, attention, self._count = columns
+        self._backward, self._attention = backward.astype(bool), attention.astype(bool)
         self._peak = np.array([step.peak_flops_per_s for step in steps], dtype=np.float64)
         bandwidth = [step.cluster.device.memory_bandwidth_bytes_per_s for step in steps]
         self._bandwidth = np.array(bandwidth, dtype=np.float64)
@@ -129,7 +133,9 @@ class FeatureTable:
         Args:
             device: gives launch floors and efficiencies.
         """
-        flops_ns = 1e12 / (self._peak[self._row] * device.matrix_efficiency_permille) * self._flops
+        products, attention = (device.efficiency_permille("", attention=fused) for fused in (False, True))
+        share = np.where(self._attention, attention, products)
+        flops_ns = 1e12 / (self._peak[self._row] * share) * self._flops
         bytes_ns = 1e12 / (self._bandwidth[self._row] * device.memory_efficiency_permille) * self._bytes
         launch_ns = np.where(self._backward, device.backward_floor_ns, device.launch_ns)
         ns = np.ceil(np.maximum(flops_ns + bytes_ns, launch_ns)) * self._count

@@ -1,10 +1,11 @@
 """Constants of devices, fitted on measured steps: what ``--refit`` does, and where the catalogue's figures come from.
 
-Four constants, none of them of a model: for A100 the floor of an operator's backward and the shares of peak and of
-memory bandwidth that are reached, for H100 its own share of the peak. What is fitted on, and nothing else:
+Six constants, none of them of a model: for A100 the floor of an operator's backward and the shares that are reached of
+the peak, by products and by fused attention, and of the memory bandwidth; for H100 its own shares of the peak. What is
+fitted on, and nothing else:
 
 - one node of Megatron-DeepSpeed on A100, models of 12 and of 24 layers;
-- one node of FSDP, on A100 for all three and on H100 for its one.
+- one node of FSDP, on A100 for all of them and on H100 for its two.
 
 A100 needs both: the first rows are bound by the host, so that efficiencies hardly show; the second by the device. Of
 the launches little more than the sum over forward, recompute and backward shows, so the floor forward stays what it is.
@@ -26,11 +27,11 @@ from tests.bench.step_features import FeatureTable, StepFeatures
 _OF_A100 = (
     Constant(name="backward_launch_ns", start=100_000, least=5_000, most=1_000_000),
     Constant(name="matrix_efficiency_permille", start=600, least=200, most=950),
+    Constant(name="attention_efficiency_permille", start=500, least=100, most=950),
     Constant(name="memory_efficiency_permille", start=900, least=200, most=940),
 )
 """That streaming kernels reach at most 94 % of the memory's bandwidth is an assumption."""
-_SHARES = range(200, 1000, 5)
-"""Of the peak, in permille, that are tried for H100."""
+_OF_H100 = _OF_A100[1:3]
 
 
 def is_fitted_on(step: MeasuredStep) -> bool:
@@ -55,8 +56,8 @@ def refit(rows: Sequence[tuple[MeasuredStep, StepFeatures]]) -> Fitted:
     if not h100:
         return {"a100": of_a100}
     error = _errors(h100)
-    tried = [replace(of_a100, matrix_efficiency_permille=share) for share in _SHARES]
-    return {"a100": of_a100, "h100": min(tried, key=error)}
+    found = descend(_OF_H100, lambda values: error(_with(of_a100, values)))
+    return {"a100": of_a100, "h100": _with(of_a100, found)}
 
 
 def _errors(rows: Sequence[tuple[MeasuredStep, StepFeatures]]) -> Callable[[Constants], float]:
@@ -76,6 +77,10 @@ def _errors(rows: Sequence[tuple[MeasuredStep, StepFeatures]]) -> Callable[[Cons
         return float(mean + (np.median(relative[of_fsdp]) if of_fsdp.any() else 0))
 
     return error
+
+
+def _with(constants: Constants, values: Mapping[str, float]) -> Constants:
+    return replace(constants, **{name: round(value) for name, value in values.items()})
 
 
 def _constants(values: Mapping[str, float]) -> Constants:

@@ -120,6 +120,8 @@ def _device(device: Device, measured: CalibratedDevice) -> Device:
         )
         if getattr(measured, name) is not None
     }
+    if measured.peak_flops:  # of products and attention together
+        given["attention_efficiency_permille"] = None
     own = {name: share for name, share in device.own_efficiency_permille.items() if name not in measured.peak_flops}
     source = f"{_MEASURED}; the rest: {device.source}" if device.source else _MEASURED
     peaks = {**device.peak_flops, **measured.peak_flops}

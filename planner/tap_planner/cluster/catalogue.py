@@ -104,6 +104,9 @@ def _entry(row: dict[str, str]) -> CatalogueEntry:
         backward_launch_ns=_scaled(row["backward_launch_us"], 1000) if row["backward_launch_us"] else None,
         matrix_efficiency_permille=efficiency,
         own_efficiency_permille=own_efficiency,
+        attention_efficiency_permille=_scaled(row["attention_efficiency"], 1000)
+        if row["attention_efficiency"]
+        else None,
         memory_efficiency_permille=_share(row["memory_efficiency"], DEFAULT_MEMORY_EFFICIENCY_PERMILLE),
         source=row["source"],
     )

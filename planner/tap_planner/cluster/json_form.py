@@ -109,6 +109,8 @@ def _device_to_json(device: Device) -> dict[str, object]:
         "matrix_efficiency_permille": device.matrix_efficiency_permille,
         "memory_efficiency_permille": device.memory_efficiency_permille,
     }
+    if device.attention_efficiency_permille is not None:
+        document["attention_efficiency_permille"] = device.attention_efficiency_permille
     if device.own_efficiency_permille:
         document["own_efficiency_permille"] = by_dtype_to_json(device.own_efficiency_permille)
     if device.matrix_padding != 1:
@@ -168,6 +170,9 @@ def _device_from_json(record: _Record) -> Device:
         own_efficiency_permille={}
         if own is None
         else {dtype: own.integer(dtype, most=1000) for dtype in PEAK_DTYPES if dtype in own.values},
+        attention_efficiency_permille=record.integer("attention_efficiency_permille", most=1000)
+        if "attention_efficiency_permille" in record.values
+        else None,
         memory_efficiency_permille=record.integer(
             "memory_efficiency_permille", default=DEFAULT_MEMORY_EFFICIENCY_PERMILLE, most=1000
         ),

@@ -28,7 +28,7 @@ _NODE_KEYS = ("reduces", "host_bandwidth", "group_bandwidths", "exchange_bandwid
 _LEVEL_KEYS = ("name", "size", "kind", "bandwidth", "latency", "nics", "oversubscription", "transport", "paces")
 _DEVICE_KEYS = (
     *("like", "name", "memory", "memory_bandwidth", "peak_flops", "launch", "backward_launch"),
-    *("matrix_efficiency", "memory_efficiency", "matrix_padding", "source"),
+    *("matrix_efficiency", "attention_efficiency", "memory_efficiency", "matrix_padding", "source"),
 )
 MAX_PER_NODE = 1024
 _KINDS = (*LEVEL_KINDS, "nvswitch")
@@ -89,8 +89,9 @@ def _given(entry: Entry, keys: Mapping[str, Entry], like: Device | None) -> dict
     for key in ("launch", "backward_launch"):
         if key in keys:
             found[f"{key}_ns"] = keys[key].quantity(TIME)
-    if "memory_efficiency" in keys:
-        found["memory_efficiency_permille"] = keys["memory_efficiency"].permille(1, 1000)
+    for key in ("attention_efficiency", "memory_efficiency"):
+        if key in keys:
+            found[f"{key}_permille"] = keys[key].permille(1, 1000)
     if "matrix_efficiency" in keys:
         found |= _shares(keys["matrix_efficiency"], {} if like is None else like.own_efficiency_permille)
     if "matrix_padding" in keys:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -56,6 +57,8 @@ class Device:
     """Share of the peak that matrix products reach."""
     own_efficiency_permille: Mapping[str, int] = field(default_factory=dict, hash=False)
     """The same of element types whose share is another one: without matrix units products come nearer to their peak."""
+    attention_efficiency_permille: int | None = None
+    """Share of the peak that fused attention reaches; None: as matrix products."""
     memory_efficiency_permille: int = DEFAULT_MEMORY_EFFICIENCY_PERMILLE
     """Share of the memory bandwidth that other operators reach."""
     matrix_padding: int = 1
@@ -75,8 +78,10 @@ class Device:
                 return known, self.peak_flops[known] // divisor
         return None
 
-    def efficiency_permille(self, dtype: str) -> int:
-        """Share of its peak that matrix products of an element type reach."""
+    def efficiency_permille(self, dtype: str, *, attention: bool = False) -> int:
+        """Share of its peak that matrix products, or fused attention, of an element type reach."""
+        if attention and self.attention_efficiency_permille is not None:
+            return self.attention_efficiency_permille
         return self.own_efficiency_permille.get(dtype, self.matrix_efficiency_permille)
 
     def matrix_rate(self, dtype: str) -> int | None:
@@ -278,6 +283,18 @@ def slowest_device(devices: Sequence[Device]) -> Device:
         backward_launch_ns=max(device.backward_floor_ns for device in devices),
         matrix_padding=max(device.matrix_padding for device in devices),
         matrix_efficiency_permille=matrix,
+        attention_efficiency_permille=_least_share_of_attention(devices, matrix),
         memory_efficiency_permille=memory,
         source="the least of each figure, for equal parts on unlike devices",
     )
+
+
+def _least_share_of_attention(devices: Sequence[Device], matrix: int) -> int | None:
+    """Of peaks at which products reach the share ``matrix``: what attention reaches where it comes least near to the
+    products of its device; None where it takes as long as they do everywhere."""
+    ratios = [
+        Fraction(device.attention_efficiency_permille, device.matrix_efficiency_permille)
+        for device in devices
+        if device.attention_efficiency_permille is not None
+    ]
+    return max(int(matrix * min(ratios)), 1) if ratios else None

@@ -2,7 +2,14 @@
 
 from tap_planner.cost.buffers import num_communicators, workspace_bytes
 from tap_planner.cost.collectives import COLLECTIVE_KINDS, AlgorithmCost, CollectiveCost, CollectiveModel
-from tap_planner.cost.compute import PRECISION_BYTES, ComputeModel, Work, element_bits, operator_work
+from tap_planner.cost.compute import (
+    PRECISION_BYTES,
+    ComputeModel,
+    Work,
+    element_bits,
+    is_attention,
+    operator_work,
+)
 from tap_planner.cost.groups import GroupShape, LevelShare, group_shape, group_shapes
 from tap_planner.cost.link_traffic import leaving_bytes, leaving_bytes_of_step
 from tap_planner.cost.memory import (
@@ -44,6 +51,7 @@ __all__ = [
     "element_bits",
     "group_shape",
     "group_shapes",
+    "is_attention",
     "leaving_bytes",
     "leaving_bytes_of_step",
     "local_work",

@@ -111,7 +111,10 @@ class ComputeModel:
         self.device = device
         self.precision = precision
         self.peak_dtype, self.peak_flops_per_s = _peak(device, precision)
-        self._paces = tuple(dict.fromkeys(_pace(kind, precision) for kind in kinds or (device,)))
+        self._paces, self._attention_paces = (
+            tuple(dict.fromkeys(_pace(kind, precision, attention=attention) for kind in kinds or (device,)))
+            for attention in (False, True)
+        )
 
     def element_bytes(self, dtype: str) -> int:
         """Bytes of one element of ``dtype``; types under a byte take a whole one (see ``tensor_bytes``)."""
@@ -125,36 +128,55 @@ class ComputeModel:
         """What any operator takes at least."""
         return self.device.backward_floor_ns if backward else self.device.launch_ns
 
-    def time_ns(self, flops: int, num_bytes: int, kind: ComputeKind, *, backward: bool = False) -> int:
-        """The larger of launch and work, FLOPs and bytes over what the device reaches; 0 for views and empty work."""
+    def time_ns(
+        self, flops: int, num_bytes: int, kind: ComputeKind, *, backward: bool = False, attention: bool = False
+    ) -> int:
+        """The larger of launch and work, FLOPs and bytes over what the device reaches; 0 for views and empty work.
+
+        Args:
+            flops: of the operator.
+            num_bytes: that it moves.
+            kind: of the operator.
+            backward: whether it is a backward, whose floor is another one.
+            attention: whether it is fused attention (``is_attention``), which reaches a share of its own.
+        """
         if kind is ComputeKind.VIEW or (flops == 0 and num_bytes == 0):
             return 0
-        ns = ceil_ns(max(flops * per_flop + num_bytes * per_byte for per_flop, per_byte in self._paces))
+        paces = self._attention_paces if attention else self._paces
+        ns = ceil_ns(max(flops * per_flop + num_bytes * per_byte for per_flop, per_byte in paces))
         return max(ns, self.floor_ns(backward=backward))
 
     def times_ns(
-        self, flops: np.ndarray, num_bytes: np.ndarray, kind: ComputeKind, *, backward: bool = False
+        self,
+        flops: np.ndarray,
+        num_bytes: np.ndarray,
+        kind: ComputeKind,
+        *,
+        backward: bool = False,
+        attention: bool = False,
     ) -> np.ndarray:
         """``time_ns`` elementwise: int64 arrays of one shape to an int64 array of that shape."""
         flops, num_bytes = np.broadcast_arrays(np.asarray(flops, np.int64), np.asarray(num_bytes, np.int64))
         if kind is ComputeKind.VIEW:
             return np.zeros(flops.shape, dtype=np.int64)
-        ns = ceil_ns_array(self._pace_ns(flops, num_bytes))
+        ns = ceil_ns_array(_work_ns(self._attention_paces if attention else self._paces, flops, num_bytes))
         return np.where((flops == 0) & (num_bytes == 0), 0, np.maximum(ns, self.floor_ns(backward=backward)))
 
-    def _pace_ns(self, flops: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
-        (per_flop, per_byte), *others = self._paces
-        ns = flops * per_flop + num_bytes * per_byte
-        for per_flop, per_byte in others:
-            ns = np.maximum(ns, flops * per_flop + num_bytes * per_byte)
-        return ns
+
+def _work_ns(paces: Sequence[tuple[float, float]], flops: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
+    """What work takes at the slowest of paces."""
+    (per_flop, per_byte), *others = paces
+    ns = flops * per_flop + num_bytes * per_byte
+    for per_flop, per_byte in others:
+        ns = np.maximum(ns, flops * per_flop + num_bytes * per_byte)
+    return ns
 
 
-def _pace(device: Device, precision: str) -> tuple[float, float]:
+def _pace(device: Device, precision: str, *, attention: bool) -> tuple[float, float]:
     """Nanoseconds of a FLOP and of a byte."""
     dtype, flops_per_s = _peak(device, precision)
     return (
-        1e12 / (flops_per_s * device.efficiency_permille(dtype)),
+        1e12 / (flops_per_s * device.efficiency_permille(dtype, attention=attention)),
         1e12 / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille),
     )
 
@@ -217,10 +239,15 @@ def operator_work(
     )
 
 
+def is_attention(record: OperatorRecord) -> bool:
+    """Whether an operator is fused attention."""
+    return record.type in _ATTENTION
+
+
 def _flops(record: OperatorRecord, points: int, gradient_operands: int) -> tuple[int, int]:
     if record.kind is not ComputeKind.CONTRACTION:
         return 0, 0
     product = 2 * points
-    if record.type in _ATTENTION:
+    if is_attention(record):
         return product, product // 2 * (min(gradient_operands, 3) + 1) if gradient_operands else 0
     return product, product * gradient_operands

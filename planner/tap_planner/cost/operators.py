@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tap_planner.cost.compute import ComputeModel, Work, operator_work
+from tap_planner.cost.compute import ComputeModel, Work, is_attention, operator_work
 from tap_planner.cost.products import padded_points
 from tap_planner.operators import OperatorSignature, record_of, rule_of
 
@@ -67,8 +67,9 @@ def operator_times_ns(
         output_elements=output_elements,
         requires_gradient=requires_gradient,
     )
-    kind = record_of(signature).kind
+    record = record_of(signature)
+    kind, attention = record.kind, is_attention(record)
     return (
-        compute.time_ns(work.forward_flops, work.forward_bytes, kind),
-        compute.time_ns(work.backward_flops, work.backward_bytes, kind, backward=True),
+        compute.time_ns(work.forward_flops, work.forward_bytes, kind, attention=attention),
+        compute.time_ns(work.backward_flops, work.backward_bytes, kind, backward=True, attention=attention),
     )

@@ -89,12 +89,20 @@ class FreeCompute(ComputeModel):
         """0"""
         return 0
 
-    def time_ns(self, flops: int, num_bytes: int, kind: ComputeKind, *, backward: bool = False) -> int:
+    def time_ns(
+        self, flops: int, num_bytes: int, kind: ComputeKind, *, backward: bool = False, attention: bool = False
+    ) -> int:
         """0"""
         return 0
 
     def times_ns(
-        self, flops: np.ndarray, num_bytes: np.ndarray, kind: ComputeKind, *, backward: bool = False
+        self,
+        flops: np.ndarray,
+        num_bytes: np.ndarray,
+        kind: ComputeKind,
+        *,
+        backward: bool = False,
+        attention: bool = False,
     ) -> np.ndarray:
         """Zeros."""
         return np.zeros(np.broadcast_shapes(np.shape(flops), np.shape(num_bytes)), dtype=np.int64)

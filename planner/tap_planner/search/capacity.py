@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tap_planner.cluster import Cluster, Device
-from tap_planner.cost import ComputeModel, operator_times_ns, padded_points
+from tap_planner.cost import ComputeModel, is_attention, operator_times_ns, padded_points
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.operators import ComputeKind, OperatorSignature, TensorType, record_of, rule_of
 from tap_planner.schedule import made_gradients
@@ -194,6 +194,8 @@ def _operator_ns(signature: OperatorSignature, num_bytes: int, cluster: Cluster,
     if record_of(signature).kind is ComputeKind.CONTRACTION:
         rule = rule_of(signature)
         flops = 4 * padded_points(rule, [factor.size for factor in rule.factors], device.matrix_padding)
-    products = flops * 10**12 // (compute.peak_flops_per_s * device.efficiency_permille(compute.peak_dtype))
+    attention = is_attention(record_of(signature))
+    share = device.efficiency_permille(compute.peak_dtype, attention=attention)
+    products = flops * 10**12 // (compute.peak_flops_per_s * share)
     traffic = num_bytes * 10**12 // (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille)
     return 4 * (products + traffic + max(device.launch_ns, device.backward_floor_ns))
