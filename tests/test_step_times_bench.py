@@ -214,7 +214,7 @@ def test_a_fit_finds_constants_again(tmp_path: Path) -> None:
         table = FeatureTable([features])
         ns = table.compute_ns(features.cluster.device) + table.collective_ns()
         rows.append((replace(step, measured_ns=round(float(ns[0]))), features))
-    fitted = refit(rows)["a100"]
+    fitted = refit(rows, attention=True)["a100"]
     assert fitted.backward_launch_ns == pytest.approx(truth.backward_launch_ns, rel=0.05)
     assert fitted.matrix_efficiency_permille == pytest.approx(truth.matrix_efficiency_permille, rel=0.05)
     assert fitted.attention_efficiency_permille == pytest.approx(truth.attention_efficiency_permille, rel=0.05)

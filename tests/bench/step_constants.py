@@ -14,8 +14,9 @@ class Constants:
 
     backward_launch_ns: int
     matrix_efficiency_permille: int
-    attention_efficiency_permille: int
     memory_efficiency_permille: int
+    attention_efficiency_permille: int | None = None
+    """None: as products."""
 
     def of(self, device: Device) -> Device:
         """The device with these constants."""

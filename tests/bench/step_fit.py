@@ -1,11 +1,11 @@
 """Constants of devices, fitted on measured steps: what ``--refit`` does, and where the catalogue's figures come from.
 
-Six constants, none of them of a model: for A100 the floor of an operator's backward and the shares that are reached of
-the peak, by products and by fused attention, and of the memory bandwidth; for H100 its own shares of the peak. What is
-fitted on, and nothing else:
+Four constants, none of them of a model: for A100 the floor of an operator's backward and the shares of peak and of
+memory bandwidth that are reached, for H100 its own share of the peak. With ``--attention`` each device has one more,
+the share of the peak that fused attention reaches. What is fitted on, and nothing else:
 
 - one node of Megatron-DeepSpeed on A100, models of 12 and of 24 layers;
-- one node of FSDP, on A100 for all of them and on H100 for its two.
+- one node of FSDP, on A100 for all of them and on H100 for its own.
 
 A100 needs both: the first rows are bound by the host, so that efficiencies hardly show; the second by the device. Of
 the launches little more than the sum over forward, recompute and backward shows, so the floor forward stays what it is.
@@ -26,12 +26,12 @@ from tests.bench.step_features import FeatureTable, StepFeatures
 
 _OF_A100 = (
     Constant(name="backward_launch_ns", start=100_000, least=5_000, most=1_000_000),
-    Constant(name="matrix_efficiency_permille", start=600, least=200, most=950),
-    Constant(name="attention_efficiency_permille", start=500, least=100, most=950),
     Constant(name="memory_efficiency_permille", start=900, least=200, most=940),
 )
 """That streaming kernels reach at most 94 % of the memory's bandwidth is an assumption."""
-_OF_H100 = _OF_A100[1:3]
+_OF_EACH = (Constant(name="matrix_efficiency_permille", start=600, least=200, most=950),)
+"""Of A100 as well as of H100."""
+_OF_ATTENTION = (Constant(name="attention_efficiency_permille", start=500, least=100, most=950),)
 
 
 def is_fitted_on(step: MeasuredStep) -> bool:
@@ -41,22 +41,24 @@ def is_fitted_on(step: MeasuredStep) -> bool:
     return step.part == FITTED
 
 
-def refit(rows: Sequence[tuple[MeasuredStep, StepFeatures]]) -> Fitted:
+def refit(rows: Sequence[tuple[MeasuredStep, StepFeatures]], *, attention: bool = False) -> Fitted:
     """Fit all constants.
 
     Args:
         rows: measured steps that ``is_fitted_on`` accepts, with their features; without any of A100 nothing is fitted.
+        attention: whether fused attention has a share of its own.
     """
     a100 = [row for row in rows if row[0].device.startswith("a100")]
     if not a100:
         return {}
     error_of_a100 = _errors(a100)
-    of_a100 = _constants(descend(_OF_A100, lambda values: error_of_a100(_constants(values))))
+    of_each = (*_OF_EACH, *_OF_ATTENTION) if attention else _OF_EACH
+    of_a100 = _constants(descend((*_OF_A100, *of_each), lambda values: error_of_a100(_constants(values))))
     h100 = [row for row in rows if row[0].device.startswith("h100")]
     if not h100:
         return {"a100": of_a100}
     error = _errors(h100)
-    found = descend(_OF_H100, lambda values: error(_with(of_a100, values)))
+    found = descend(of_each, lambda values: error(_with(of_a100, values)))
     return {"a100": of_a100, "h100": _with(of_a100, found)}
 
 

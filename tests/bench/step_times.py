@@ -3,10 +3,11 @@
 Every measured row is planned as it ran (mesh, micro-batch, ZeRO level and recomputation given, splits by rules) and
 predicted by the planner with the catalogue's constants. ``docs/measured-steps.md`` holds the results.
 
-    python -m tests.bench.step_times [--data DIR] [--json build/steps.json] [--refit] [--rows] [--markdown]
+    python -m tests.bench.step_times [--data DIR] [--json build/steps.json] [--rows] [--markdown]
+        [--refit [--attention]]
 
 ``--data`` reads the tables from another folder; those it lacks are left out. ``--refit`` fits the constants anew on the
-rows that ``step_fit`` names.
+rows that ``step_fit`` names, with ``--attention`` also what fused attention reaches.
 """
 
 from __future__ import annotations
@@ -81,14 +82,16 @@ def read_steps(data: Path) -> tuple[MeasuredStep, ...]:
     return tuple(step for name, read in READERS.items() if (data / name).exists() for step in read(data))
 
 
-def refitted(steps: Iterable[MeasuredStep], models: Path) -> Fitted:
+def refitted(steps: Iterable[MeasuredStep], models: Path, *, attention: bool = False) -> Fitted:
     """Constants fitted on those of the rows that they are fitted on.
 
     Args:
         steps: rows.
         models: folder of the model files.
+        attention: whether fused attention has a share of its own.
     """
-    return refit([(step, features_of(plan_step(step, models))) for step in steps if is_fitted_on(step)])
+    rows = [(step, features_of(plan_step(step, models))) for step in steps if is_fitted_on(step)]
+    return refit(rows, attention=attention)
 
 
 def predict_steps(steps: Iterable[MeasuredStep], models: Path, fitted: Fitted) -> tuple[Predicted, ...]:
@@ -140,12 +143,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, object]:
     parser.add_argument("--data", type=Path, default=MEASUREMENTS, help="folder of the measured tables")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--refit", action="store_true", help="fit the constants on the rows of --data")
+    parser.add_argument("--attention", action="store_true", help="with --refit: a share for fused attention, too")
     parser.add_argument("--rows", action="store_true", help="print every row, not only those far off")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     options = parser.parse_args(arguments)
     steps = read_steps(options.data)
     with tempfile.TemporaryDirectory() as folder:
-        fitted = refitted(steps, Path(folder)) if options.refit else {}
+        fitted = refitted(steps, Path(folder), attention=options.attention) if options.refit else {}
         predictions = predict_steps(steps, Path(folder), fitted)
     chosen = choices((each.step, each.ns) for each in predictions if each.step.table == ITERATIONS)
     listed = [each.row() for each in predictions if options.rows or abs(each.error_percent) > OUTLIER_PERCENT]
