@@ -363,9 +363,10 @@ class _Search:
 
     def _sharing(self, best: _Found) -> _Found:
         """The best plan, with its transfers shared out between ranks if that is predicted to be worth it."""
-        others = [self._keep(best.part, lowered) for lowered in best.lowered.sharing_transfers()]
         most = best.lowered.prediction.step_ns * WORTH
-        better = [one for one in others if one in self._found and one.lowered.prediction.step_ns < most]
+        others = [self._keep(best.part, lowered) for lowered in best.lowered.sharing_transfers()]
+        fitting = [one for one in others if self._limit is None or one.memory_bytes <= self._limit]
+        better = [one for one in fitting if one.lowered.prediction.step_ns < most]
         return min(better, key=lambda one: one.key, default=best)
 
     def _certified(self, best: _Found) -> LoweredResult:
