@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tap_planner.errors import ApplyError
 from tap_planner.graph import Graph, TensorKind
@@ -79,6 +79,8 @@ class _Lowering:
         self.bucket_of_tensor = self._gathered_tensors()
         self.regions_of_bucket = self._reading_regions()
         self.activation_edges = self._activation_edges()
+        self.released_edges = self._edges_by_release()
+        self.own_edges = self._edges_of_one_region()
 
     def _check(self) -> None:
         ids = tuple(operator.id for operator in self.graph.operators)
@@ -264,7 +266,7 @@ class _Lowering:
 
     def _backward(self, chunk: int) -> Iterator[Instruction]:
         gathered: set[int] = set()
-        pending = self._edges_by_release()
+        pending = self.released_edges
         for transfer in self.stages.sent_from(chunk):
             if self._makes_gradient(transfer):
                 yield Receive(Phase.BACKWARD, transfer, self.stages.other_end(transfer, chunk))
@@ -300,14 +302,20 @@ class _Lowering:
         runs again, copies of what does not."""
         everything = self.decisions.regions[number].recompute == "full"
         again = {name for index in self.rerun[number] for name in self.graph.operators[index].outputs}
-        return {
-            edge
-            for edge, decision in enumerate(self.decisions.redistributions)
-            if any(self.region_of[consumer] != number for consumer in decision.consumers)
-            or not (everything or decision.tensor in again)
-        }
+        own = self.own_edges.get(number, ())
+        renewed = {edge for edge in own if everything or self.decisions.redistributions[edge].tensor in again}
+        return set(range(len(self.decisions.redistributions))) - renewed
 
-    def _edges_by_release(self) -> dict[int, list[int]]:
+    def _edges_of_one_region(self) -> Mapping[int, Sequence[int]]:
+        """Redistributions that one region alone reads, by region."""
+        found: dict[int, list[int]] = {}
+        for edge, decision in enumerate(self.decisions.redistributions):
+            regions = {self.region_of[consumer] for consumer in decision.consumers}
+            if len(regions) == 1:
+                found.setdefault(regions.pop(), []).append(edge)
+        return found
+
+    def _edges_by_release(self) -> Mapping[int, Sequence[int]]:
         """Redistributions whose gradient is complete once an operator's backward has run: those of parameters after
         their first consumer. Those of activations are run just before their producer's backward."""
         position = {operator.id: index for index, operator in enumerate(self.decisions.operators)}
@@ -320,7 +328,9 @@ class _Lowering:
                 result.setdefault(first, []).append(edge)
         return result
 
-    def _backward_of(self, index: int, gathered: set[int], pending: dict[int, list[int]]) -> Iterator[Instruction]:
+    def _backward_of(
+        self, index: int, gathered: set[int], pending: Mapping[int, Sequence[int]]
+    ) -> Iterator[Instruction]:
         operator = self.graph.operators[index]
         decision = self.decisions.operators[index]
         for name in operator.outputs:
