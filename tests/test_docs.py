@@ -36,6 +36,7 @@ _FOREIGN = {
     "--count",
     "--seed",
     "--refit",
+    "--attention",
     "--rows",
     "--write",
     "--like",
