@@ -48,34 +48,35 @@ def balanced_cuts(
         )
     ends = np.concatenate([[0], np.cumsum(np.asarray(work_ns, dtype=np.int64))])[places]
     border = np.asarray([0, *(border_ns[place] for place in places[1:-1]), 0], dtype=np.int64)
-    lengths = ends[None, :] - ends[:, None] + border[None, :] + border[:, None]  # [num_places, num_places] from, to
-    lengths[np.tril_indices(len(places))] = _FAR
+    lengths = ends[:, None] - ends[None, :] + border[None, :] + border[:, None]  # [num_places, num_places] to, from
+    lengths[np.triu_indices(len(places))] = _FAR
     where = np.asarray(places)
-    parts = [lengths if fits is None else np.where(fits(part, where), lengths, _FAR) for part in range(num_parts)]
+    parts = [lengths if fits is None else np.where(fits(part, where).T, lengths, _FAR) for part in range(num_parts)]
     most = _least_most(parts)
     if most >= _FAR:
         return None
-    reach = [lengths <= most] * num_parts if fits is None else [part <= most for part in parts]
+    reach = [parts[0] <= most] * num_parts if fits is None else [part <= most for part in parts]
     chosen = _least_borders(reach, border)
     return tuple(places[index] for index in chosen)
 
 
 def _least_most(parts: Sequence[np.ndarray]) -> int:
-    """The least maximum of parts."""
-    best = parts[0][0]
+    """The least maximum of parts, each [to, from]."""
+    best = parts[0][:, 0]
     for lengths in parts[1:]:
-        best = np.maximum(best[:, None], lengths).min(axis=0)
+        best = np.maximum(best, lengths).min(axis=1)
     return int(best[-1])
 
 
 def _least_borders(fits: Sequence[np.ndarray], border: np.ndarray) -> list[int]:
-    """Where parts begin: the least sum of borders of parts that fit (ties: the earliest last cut, and so on)."""
-    cost = np.where(fits[0][0], 0, _FAR)
+    """Where parts begin: the least sum of borders of parts that fit, each [to, from] (ties: the earliest last cut, and
+    so on)."""
+    cost = np.where(fits[0][:, 0], 0, _FAR)
     origins: list[np.ndarray] = []
     for part in fits[1:]:
-        total = np.where(part, (cost + border)[:, None], _FAR)
-        origins.append(total.argmin(axis=0))
-        cost = total.min(axis=0)
+        total = np.where(part, cost + border, _FAR)
+        origins.append(total.argmin(axis=1))
+        cost = total[np.arange(len(total)), origins[-1]]
     chosen = [len(border) - 1]
     for origin in reversed(origins):
         chosen.append(int(origin[chosen[-1]]))
