@@ -11,7 +11,7 @@ from tap_planner_cli.errors import printable
 from tap_planner_cli.show_text import heading, optimizer_text
 
 if TYPE_CHECKING:
-    from tap_planner.program import Instruction, Program, Receive, Release, Send
+    from tap_planner.program import Instruction, Phase, Program, Release
 
 
 def print_program(console: Console, program: Program) -> None:
@@ -76,11 +76,9 @@ def describe(program: Program, instructions: Iterable[Instruction]) -> Iterable[
                 of = "" if part is Part.ALL else f", gradients of {part.value}"
                 phase_name, text = phase.value, f"compute {operator.type} {operator.id}{of}"
             case Send(phase, index, peer):
-                shared = _scattered(program, instruction, "shared out over")
-                phase_name, text = phase.value, f"send {_transferred(program, index, peer, 'to')}{shared}"
+                phase_name, text = phase.value, f"send {_transferred(program, phase, index, peer, _SENT)}"
             case Receive(phase, index, peer):
-                shared = _scattered(program, instruction, "gathered over")
-                phase_name, text = phase.value, f"receive {_transferred(program, index, peer, 'from')}{shared}"
+                phase_name, text = phase.value, f"receive {_transferred(program, phase, index, peer, _RECEIVED)}"
             case SumTied(parameter):
                 phase_name, text = "gradient", f"sum the gradient of {parameter} over the stages that hold it"
             case Redistribute(phase, index):
@@ -108,16 +106,19 @@ def _released(program: Program, release: Release) -> Iterable[str]:
     yield from (f"copy of {program.decisions.redistributions[index].tensor}" for index in release.redistributions)
 
 
-def _transferred(program: Program, index: int, peer: int | None, way: str) -> str:
-    stage = f"{way} stage {peer}" if peer is not None else "within the stage"
-    return f"{program.graph.operators[index].inputs[0]} {stage}"
+_SENT, _RECEIVED = ("to", "shared out"), ("from", "gathered")
+"""Which way something goes between stages, and what is done about it where each rank sends a share."""
 
 
-def _scattered(program: Program, instruction: Send | Receive, how: str) -> str:
+def _transferred(program: Program, phase: Phase, index: int, peer: int | None, words: tuple[str, str]) -> str:
     from tap_planner.program import scattered_axes
 
-    names = [program.decisions.axes[axis].name for axis in scattered_axes(program, instruction)]
-    return f", {how} {', '.join(names)}" if names else ""
+    name = program.graph.operators[index].inputs[0]
+    if peer is None:
+        return f"{name} within the stage"
+    way, how = words
+    axes = [program.decisions.axes[axis].name for axis in scattered_axes(program, phase, index)]
+    return f"{name} {way} stage {peer}" + (f", {how} over {', '.join(axes)}" if axes else "")
 
 
 def _redistribution(program: Program, index: int, phase: str, axes: tuple[str, ...]) -> str:

@@ -111,7 +111,7 @@ def sharing_transfers(program: Program, cluster: Cluster) -> Iterator[Program]:
     alike: set[int] = set()
     for instruction in program.microbatch:
         if isinstance(instruction, Send) and instruction.peer is not None:
-            _, placements = transferred(program, instruction)
+            _, placements = transferred(program, instruction.phase, instruction.operator)
             alike.update(a for a, size in enumerate(decisions.mesh_shape) if size > 1 and placements[a].is_replicate)
     inside = {axis for axis in alike if decisions.axes[axis].levels == (cluster.levels[0].name,)}
     for axes in dict.fromkeys((tuple(sorted(inside)), tuple(sorted(alike)))):

@@ -131,19 +131,20 @@ def test_shares_are_sent_and_gathered() -> None:
         case = Pipelined(mesh=(3,), microbatches=2)
         whole, shared = case.program(seed), replace(case, scatter=(0,)).program(seed)
         for one, other in zip(_transfers(whole), _transfers(shared), strict=True):
-            instruction, axes = other
-            elements = sent_elements(whole, one[0])
-            assert sent_elements(shared, instruction) == (-(-elements // 3) if axes else elements)
-            assert not one[1] and (bool(axes) == transferred(shared, instruction)[1][0].is_replicate)
-            sent[instruction.phase, bool(axes)] += 1
+            transfer, axes = other
+            elements = sent_elements(whole, *one[0])
+            assert sent_elements(shared, *transfer) == (-(-elements // 3) if axes else elements)
+            assert not one[1] and (bool(axes) == transferred(shared, *transfer)[1][0].is_replicate)
+            sent[transfer[0], bool(axes)] += 1
         gathered = {(e.phase, e.elements) for e in collectives(shared) if e.kind == "all_gather"}
-        assert {(i.phase, 3 * sent_elements(shared, i)) for i, axes in _transfers(shared) if axes} <= gathered
+        assert {(t[0], 3 * sent_elements(shared, *t)) for t, axes in _transfers(shared) if axes} <= gathered
     assert all(sent[phase, axes] for phase in (Phase.FORWARD, Phase.BACKWARD) for axes in (False, True))
 
 
-def _transfers(program: Program) -> list[tuple[Send, tuple[int, ...]]]:
-    """Sends to other stages, with the axes along which they are shared out."""
-    return [(i, scattered_axes(program, i)) for i in program.microbatch if isinstance(i, Send) and i.peer is not None]
+def _transfers(program: Program) -> list[tuple[tuple[Phase, int], tuple[int, ...]]]:
+    """What is sent to other stages, with the axes along which it is shared out."""
+    sends = (i for i in program.microbatch if isinstance(i, Send) and i.peer is not None)
+    return [((i.phase, i.operator), scattered_axes(program, i.phase, i.operator)) for i in sends]
 
 
 @pytest.mark.full

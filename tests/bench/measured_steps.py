@@ -105,7 +105,7 @@ class MeasuredStep:
 def read_iterations(folder: Path) -> tuple[MeasuredStep, ...]:
     """Megatron-DeepSpeed on A100-80GB: fp16, full recompute, plain data parallelism without overlap, no sequence
     parallelism, 1F1B (vTrain's validation data). DeepSpeed's pipeline engine partitions what tensor-parallel ranks
-    send each other.
+    send to other stages.
 
     Args:
         folder: holds the table.

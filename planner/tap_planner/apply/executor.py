@@ -250,7 +250,8 @@ class StepExecutor:
         else:
             parts = self._state.values.operand(operand)
         if instruction.peer is not None:
-            parts = scatter(self._communicator, parts, scattered_axes(self._program, instruction))
+            axes = scattered_axes(self._program, instruction.phase, instruction.operator)
+            parts = scatter(self._communicator, parts, axes)
             self._communicator.phase = instruction.phase
             self._communicator.record("send_recv", parts)
         self._mail.send(instruction.peer, self._message(instruction), parts)
@@ -258,11 +259,11 @@ class StepExecutor:
     def _receive(self, instruction: Receive) -> None:
         decision = self._decisions.operators[instruction.operator]
         parts = self._mail.take(instruction.peer, self._message(instruction))
-        axes = scattered_axes(self._program, instruction)
-        if axes:
-            tensor, placements = transferred(self._program, instruction)
+        if instruction.peer is not None:
+            sent = (self._program, instruction.phase, instruction.operator)
+            tensor, placements = transferred(*sent)
             self._communicator.phase = instruction.phase
-            parts = gather(self._communicator, parts, axes, tensor.shape, placements)
+            parts = gather(self._communicator, parts, scattered_axes(*sent), tensor.shape, placements)
         if instruction.phase is Phase.BACKWARD:
             operand = decision.inputs[0]
             assert operand is not None

@@ -6,19 +6,17 @@ before it too, and knows from the Program which they are.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 
-from tap_planner.apply.communicator import Axes, Form, Parts, RecordingCommunicator, group_size
+from tap_planner.apply.communicator import Form, Parts, RecordingCommunicator
 from tap_planner.apply.operators import torch_dtype
+from tap_planner.apply.sharing import share_shape
 from tap_planner.program import Phase, Program, Send, SumTied, scattered_axes, transferred
 from tap_planner.sharding import Placements, local_shape
 
 _END_OF_STEP = -1
-_ANOTHER = 0
-"""Some other stage."""
 
 
 class Message(NamedTuple):
@@ -83,23 +81,17 @@ class Mail:
         shape, placements, dtype = self._content(message)
         ranks, mesh_shape = self._communicator.ranks, self._communicator.mesh_shape
         local = [local_shape(shape, placements, mesh_shape, rank) for rank in ranks]
-        shares = group_size(mesh_shape, self._scattered(message))
-        if shares > 1:
-            local = [(-(-math.prod(whole) // shares),) for whole in local]
+        if not isinstance(message.subject, str):
+            axes = scattered_axes(self._program, message.phase, message.subject)
+            local = [share_shape(whole, mesh_shape, axes) for whole in local]
         return [Form(part, dtype) for part in local]
-
-    def _scattered(self, message: Message) -> Axes:
-        """Axes along which a message of another stage is shared out."""
-        if isinstance(message.subject, str):
-            return ()
-        return scattered_axes(self._program, Send(message.phase, message.subject, _ANOTHER))
 
     def _content(self, message: Message) -> tuple[tuple[int, ...], Placements, torch.dtype]:
         """Global shape, placement and type of what a message brings."""
         if isinstance(message.subject, str):
             parameter = self._parameters[message.subject]
             return parameter.shape, parameter.placement, torch_dtype(parameter.dtype, self._dtype)
-        tensor, placements = transferred(self._program, Send(message.phase, message.subject, _ANOTHER))
+        tensor, placements = transferred(self._program, message.phase, message.subject)
         return tensor.shape, placements, torch_dtype(tensor.dtype, self._dtype)
 
 

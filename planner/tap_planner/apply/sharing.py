@@ -11,7 +11,12 @@ from torch.nn.functional import pad
 from tap_planner.apply.communicator import Axes, Communicator, Parts, group_index, group_size
 from tap_planner.sharding import Placements, local_shape
 
-__all__ = ["gather", "scatter"]
+__all__ = ["gather", "scatter", "share_shape"]
+
+
+def share_shape(local: tuple[int, ...], mesh_shape: Sequence[int], axes: Axes) -> tuple[int, ...]:
+    """Shape of what ``scatter`` makes of a tensor of a shape."""
+    return (-(-math.prod(local) // group_size(mesh_shape, axes)),) if axes else local
 
 
 def scatter(communicator: Communicator, parts: Sequence[Tensor], axes: Axes) -> Parts:
@@ -24,10 +29,9 @@ def scatter(communicator: Communicator, parts: Sequence[Tensor], axes: Axes) -> 
     if not axes:
         return list(parts)
     mesh_shape = communicator.mesh_shape
-    shares = group_size(mesh_shape, axes)
     found: Parts = []
     for rank, part in zip(communicator.ranks, parts, strict=True):
-        length = -(-part.numel() // shares)
+        (length,) = share_shape(tuple(part.shape), mesh_shape, axes)
         first = length * group_index(mesh_shape, axes, rank)
         share = part.reshape(-1)[first : first + length]
         found.append(pad(share, (0, length - share.numel())))
@@ -37,7 +41,7 @@ def scatter(communicator: Communicator, parts: Sequence[Tensor], axes: Axes) -> 
 def gather(
     communicator: Communicator, parts: Sequence[Tensor], axes: Axes, shape: tuple[int, ...], placements: Placements
 ) -> Parts:
-    """The tensors of which ``scatter`` made shares.
+    """The tensors of which ``scatter`` made shares; without axes they are the tensors.
 
     Args:
         communicator: gathers the shares over ``axes``.
@@ -46,6 +50,8 @@ def gather(
         shape: global shape of the tensor.
         placements: of its parts; replicated on ``axes``.
     """
+    if not axes:
+        return list(parts)
     whole = communicator.all_gather(parts, axes)
     wanted = [local_shape(shape, placements, communicator.mesh_shape, rank) for rank in communicator.ranks]
     return [

@@ -76,10 +76,11 @@ def instruction_collectives(program: Program, instruction: Instruction) -> Itera
             yield from _internal_collectives(program, instruction)
         case Redistribute():
             yield from _redistribution_collectives(program, instruction)
-        case Send(peer=int()):
-            yield _sent(program, instruction)
-        case Receive(peer=int()):
-            yield from _gathered(program, instruction)
+        case Send(phase=phase, operator=index, peer=int()):
+            tensor, _ = transferred(program, phase, index)
+            yield (phase, "send_recv", (), sent_elements(program, phase, index), tensor.dtype)
+        case Receive(phase=phase, operator=index, peer=int()):
+            yield from _gathered(program, phase, index)
         case SumTied(parameter=name):
             (tied,) = (parameter for parameter in program.decisions.parameters if parameter.name == name)
             elements = local_elements(tied.shape, tied.placement, program.decisions.mesh_shape)
@@ -108,47 +109,41 @@ def _bucket_collective(program: Program, phase: Phase, kind: str, number: int) -
         yield (phase, kind, axes, bucket.elements, bucket.dtype)
 
 
-def transferred(program: Program, instruction: Send | Receive) -> tuple[TensorType, Placements]:
-    """What goes to another stage: its global type, and where its parts lie."""
-    operand = program.decisions.operators[instruction.operator].inputs[0]
+def transferred(program: Program, phase: Phase, transfer: int) -> tuple[TensorType, Placements]:
+    """What a ``Transfer`` (index of the operator) brings, or in phase BACKWARD takes back: its global type, and where
+    its parts lie."""
+    operand = program.decisions.operators[transfer].inputs[0]
     assert operand is not None
-    placements = operand.gradient if instruction.phase is Phase.BACKWARD else operand.placement
+    placements = operand.gradient if phase is Phase.BACKWARD else operand.placement
     assert placements is not None
     return program.graph.tensors[operand.tensor].type, placements
 
 
-def scattered_axes(program: Program, instruction: Send | Receive) -> tuple[int, ...]:
-    """Axes along which a transfer is shared out: those of the plan on which all ranks hold the same of it; none inside
-    a stage."""
+def scattered_axes(program: Program, phase: Phase, transfer: int) -> tuple[int, ...]:
+    """Axes along which a transfer to another stage is shared out: those of the plan on which all ranks hold the same
+    of it."""
     pipeline = program.decisions.pipeline
-    if pipeline is None or instruction.peer is None or not pipeline.scatter_axes:
+    if pipeline is None or not pipeline.scatter_axes:
         return ()
-    _, placements = transferred(program, instruction)
+    _, placements = transferred(program, phase, transfer)
     return tuple(axis for axis in pipeline.scatter_axes if placements[axis].is_replicate)
 
 
-def sent_elements(program: Program, instruction: Send | Receive) -> int:
-    """What the rank at coordinate 0 sends or receives of a transfer; shares are equal, the last filled up."""
-    tensor, placements = transferred(program, instruction)
+def sent_elements(program: Program, phase: Phase, transfer: int) -> int:
+    """What the rank at coordinate 0 sends to another stage of a transfer; shares are equal, the last filled up."""
+    tensor, placements = transferred(program, phase, transfer)
     mesh_shape = program.decisions.mesh_shape
-    shares = math.prod(mesh_shape[axis] for axis in scattered_axes(program, instruction))
+    shares = math.prod(mesh_shape[axis] for axis in scattered_axes(program, phase, transfer))
     return -(-local_elements(tensor.shape, placements, mesh_shape) // shares)
 
 
-def _sent(program: Program, instruction: Send) -> CollectiveKey:
-    """What goes to another stage."""
-    tensor, _ = transferred(program, instruction)
-    return (instruction.phase, "send_recv", (), sent_elements(program, instruction), tensor.dtype)
-
-
-def _gathered(program: Program, instruction: Receive) -> Iterator[CollectiveKey]:
+def _gathered(program: Program, phase: Phase, transfer: int) -> Iterator[CollectiveKey]:
     """What ranks of a stage put together of their shares."""
-    axes = scattered_axes(program, instruction)
+    axes = scattered_axes(program, phase, transfer)
     if axes:
-        tensor, _ = transferred(program, instruction)
+        tensor, _ = transferred(program, phase, transfer)
         shares = math.prod(program.decisions.mesh_shape[axis] for axis in axes)
-        elements = shares * sent_elements(program, instruction)
-        yield (instruction.phase, "all_gather", axes, elements, tensor.dtype)
+        yield (phase, "all_gather", axes, shares * sent_elements(program, phase, transfer), tensor.dtype)
 
 
 def _internal_collectives(program: Program, instruction: Compute) -> Iterator[CollectiveKey]:

@@ -63,7 +63,7 @@ class Redistribute:
 class Send:
     """Send to another stage: forward, from the stage that makes a tensor, what a ``Transfer`` reads; in phase BACKWARD,
     from the stage that has the ``Transfer``, its gradient. Every rank sends its part to the rank of the other stage at
-    the same coordinates, and does not wait; along ``scattered`` axes only an equal share of it (``scattered_axes``)."""
+    the same coordinates, and does not wait; of what ranks hold alike perhaps only a share (``scattered_axes``)."""
 
     phase: Phase
     operator: int

@@ -123,8 +123,8 @@ def least_ns(graph: Graph, cluster: Cluster, precision: str, num_stages: int = 1
         num_stages: with pipeline stages, over the devices of one of them: what all stages together take.
     """
     count = cluster.num_devices // num_stages
-    device, *kinds = (_together(device, count) for device in (cluster.device, *cluster.devices))
-    compute = ComputeModel(device, precision, kinds)
+    slowest, *unlike = (_together(device, count) for device in (cluster.device, *cluster.devices))
+    compute = ComputeModel(slowest, precision, unlike)
     kinds = Counter((operator.signature, made_gradients(graph, operator)) for operator in graph.operators)
     total = 0
     for (signature, needed), number in kinds.items():
@@ -189,13 +189,12 @@ def unsendable(graph: Graph, cluster: Cluster, precision: str) -> Excess | None:
 
 def _operator_ns(signature: OperatorSignature, num_bytes: int, cluster: Cluster, compute: ComputeModel) -> int:
     """Forward and backward of an operator on one device, in whole numbers: sizes may be beyond any float."""
-    device = cluster.device
+    device, record = cluster.device, record_of(signature)
     flops = 0
-    if record_of(signature).kind is ComputeKind.CONTRACTION:
+    if record.kind is ComputeKind.CONTRACTION:
         rule = rule_of(signature)
         flops = 4 * padded_points(rule, [factor.size for factor in rule.factors], device.matrix_padding)
-    attention = is_attention(record_of(signature))
-    share = device.efficiency_permille(compute.peak_dtype, attention=attention)
+    share = device.efficiency_permille(compute.peak_dtype, attention=is_attention(record))
     products = flops * 10**12 // (compute.peak_flops_per_s * share)
     traffic = num_bytes * 10**12 // (device.memory_bandwidth_bytes_per_s * device.memory_efficiency_permille)
     return 4 * (products + traffic + max(device.launch_ns, device.backward_floor_ns))

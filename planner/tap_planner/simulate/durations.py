@@ -85,8 +85,9 @@ class Durations:
 
     def transfer_bytes(self, instruction: Send | Receive) -> int:
         """What one rank sends to its counterpart in another stage."""
-        tensor, _ = transferred(self._program, instruction)
-        return self.compute.tensor_bytes(tensor.dtype, sent_elements(self._program, instruction))
+        sent = (self._program, instruction.phase, instruction.operator)
+        tensor, _ = transferred(*sent)
+        return self.compute.tensor_bytes(tensor.dtype, sent_elements(*sent))
 
     def transfer_ns(self, instruction: Send | Receive, stages: tuple[int, int]) -> int:
         """A transfer between two stages, all ranks of one sending at once; nothing inside a stage.
