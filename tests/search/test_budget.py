@@ -6,6 +6,7 @@ from __future__ import annotations
 from fractions import Fraction
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from tap_planner.search import Recompute, Weights, budget, least_memory, master
@@ -74,10 +75,22 @@ def test_grids_bound_the_optimum(layers: int, share: float) -> None:
             assert answer.found is None or answer.ns >= min(optimum, reach)
 
 
-def test_grids_are_bounded_in_memory() -> None:
-    """No table is made where all of them together would hold more than they may; the master then counts."""
+@pytest.mark.parametrize("name", ["MAX_TABLE_BYTES", "MAX_WORK"])
+def test_grids_that_are_too_fine_are_given_up(name: str) -> None:
+    """Where tables would hold more than they may, or take too long, there is no answer, and the master counts."""
     compared = _Compared()
-    with mock.patch.object(budget, "MAX_TABLE_BYTES", 1), mock.patch.object(budget, "_Pass") as made:
+    with mock.patch.object(budget, name, 1):
         compared.close(2, 0.5)
-    assert compared.windows and not made.called
-    assert not any(answers for *_, answers in compared.windows)
+    assert compared.windows
+    assert not any(answer for *_, answers in compared.windows for _, answer in answers)
+
+
+def test_tables_count_together() -> None:
+    """What tables hold is bounded for all links together, not for each."""
+    table = [None, budget._Row(3, np.zeros(600, dtype=np.int64))]  # pyright: ignore[reportPrivateUsage]
+    effort = budget._Effort()  # pyright: ignore[reportPrivateUsage]
+    with mock.patch.object(budget, "MAX_TABLE_BYTES", 2 * 4800):
+        effort.keep(table)
+        effort.keep(table)
+        with pytest.raises(budget._TooFineError):  # pyright: ignore[reportPrivateUsage]
+            effort.keep(table)

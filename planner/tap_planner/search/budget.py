@@ -5,7 +5,7 @@ knapsack with a choice for every link. Here the least time of the first links is
 every number of bytes on a grid; bytes of a link are rounded down, which leaves a lower bound: the least time where the
 limit is larger by no more than a grid step for each link. The links chosen on the way are a solution where their true
 bytes fit. What cannot belong to a solution within the window is left out after every link, by the weighted cost of
-what follows.
+what follows; so of every state only a span of the grid is kept.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tap_planner.search.pareto import ParetoFactor, join, pareto_eliminate, weig
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Weights
 
-MAX_WORK = 4_000_000_000
-"""Additions up to which it is worth it, were nothing left out on the way (about 2 s)."""
+MAX_WORK = 2_000_000_000
+"""Additions up to which it is worth it (about 3 s)."""
 MAX_TABLE_BYTES = 2**29
 """Most bytes of the tables of all starts, which are kept to trace the solution back."""
 MAX_STARTS = 64
@@ -84,12 +84,13 @@ def solve_on_grid(
     if ends is None:
         return None
     step = max(tolerance_ns * SCALE * weights.time // (weights.memory * roundings(run)), 1)
-    per_place = (len(run.points.middle.cell) * run.points.count + len(run.points.final.cell)) * len(ends.starts)
-    cells = limit_bytes * SCALE // step + 1
-    tables = math.prod(run.points.boundary_sizes) * (run.points.count + 2) * len(ends.starts)
-    if cells * per_place > MAX_WORK or cells * tables * 8 > MAX_TABLE_BYTES:
+    effort = _Effort()
+    if limit_bytes * SCALE // step * 8 > MAX_TABLE_BYTES:
         return None
-    passes = [_Pass(run, ends, start, weights, limit_bytes * SCALE, ceiling, step) for start in ends.starts]
+    try:
+        passes = [_Pass(run, ends, start, weights, limit_bytes * SCALE, ceiling, step, effort) for start in ends.starts]
+    except _TooFineError:
+        return None
     best = min(passes, key=lambda one: one.least)
     found = best.solution() if best.least < _NEVER else None
     return GridAnswer(bound_ns=best.least // SCALE, found=found and found[0], ns=found[1] if found else 0)
@@ -98,6 +99,60 @@ def solve_on_grid(
 def roundings(run: LongRun) -> int:
     """How often bytes are rounded: for every link, the head, and what the tail leaves."""
     return run.points.count + 3
+
+
+class _TooFineError(Exception):
+    """A grid takes too long, or too much memory."""
+
+
+@dataclass(slots=True)
+class _Effort:
+    """What all passes have cost so far."""
+
+    additions: int = 0
+    kept_bytes: int = 0
+
+    def add(self, additions: int) -> None:
+        """Before so many additions.
+
+        Raises:
+            _TooFineError: that is too much.
+        """
+        self.additions += additions
+        if self.additions > MAX_WORK:
+            raise _TooFineError
+
+    def keep(self, table: _Table) -> None:
+        """After a table that is kept.
+
+        Raises:
+            _TooFineError: that is too much.
+        """
+        self.kept_bytes += sum(row.ns.nbytes for row in table if row is not None)
+        if self.kept_bytes > MAX_TABLE_BYTES:
+            raise _TooFineError
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The least SCALE x ns on a span of the grid; ``_NEVER`` elsewhere."""
+
+    first: int
+    ns: np.ndarray
+    """[places]"""
+
+    @property
+    def end(self) -> int:
+        """Behind the last place."""
+        return self.first + len(self.ns)
+
+    def at(self, place: int) -> int:
+        """The least time at a place."""
+        return int(self.ns[place - self.first]) if self.first <= place < self.end else int(_NEVER)
+
+
+_Table = list[_Row | None]
+"""By state; None: there is no way to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +225,24 @@ class _Pass:
         limit: memory limit, SCALE x bytes.
         ceiling: upper end of the window.
         step: of the grid, SCALE x bytes.
+        effort: of all passes.
+
+    Raises:
+        _TooFineError: that was too much.
     """
 
     def __init__(
-        self, run: LongRun, ends: _Ends, start: _Start, weights: Weights, limit: int, ceiling: int, step: int
+        self,
+        run: LongRun,
+        ends: _Ends,
+        start: _Start,
+        weights: Weights,
+        limit: int,
+        ceiling: int,
+        step: int,
+        effort: _Effort,
     ) -> None:
-        self._run, self._ends, self._start = run, ends, start
+        self._run, self._ends, self._start, self._effort = run, ends, start, effort
         self._limit, self._step = limit, step
         self._states = math.prod(run.points.boundary_sizes)
         self._size = limit // step + 1
@@ -184,8 +251,8 @@ class _Pass:
         self._middle, self._final = (self._links(factor) for factor in (run.points.middle, run.points.final))
         self._tail = self._tail_points()
         rests = self._rests(weights)
-        self._tables = [self._first(rests[0])]
-        """Per link passed, [states, grid] least SCALE x ns."""
+        self._tables: list[_Table] = [self._first(rests[0])]
+        """Per link passed."""
         for number in range(run.points.count + 1):
             links = self._middle if number < run.points.count else self._final
             self._tables.append(self._after(self._tables[-1], links, rests[number + 1]))
@@ -228,11 +295,18 @@ class _Pass:
             found.append(np.minimum((link + found[-1][None, :]).min(axis=1), INFINITE))
         return found[::-1]
 
-    def _first(self, rest: np.ndarray) -> np.ndarray:
-        table = np.full((self._states, self._size), _NEVER, dtype=np.int64)
+    def _first(self, rest: np.ndarray) -> _Table:
+        found: dict[int, list[tuple[int, int]]] = {}
         for state, steps, ns, _ in self._heads():
             if steps < self._size:
-                table[state, steps] = min(table[state, steps], ns)
+                found.setdefault(state, []).append((steps, ns))
+        table: _Table = [None] * self._states
+        for state, points in found.items():
+            first, end = min(points)[0], max(points)[0] + 1
+            row = np.full(end - first, _NEVER, dtype=np.int64)
+            for steps, ns in points:
+                row[steps - first] = min(row[steps - first], ns)
+            table[state] = _Row(first, row)
         return self._pruned(table, rest)
 
     def _heads(self) -> list[tuple[int, int, int, int]]:
@@ -246,30 +320,39 @@ class _Pass:
             for p in np.flatnonzero(mine).tolist()
         ]
 
-    def _pruned(self, table: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    def _pruned(self, table: _Table, rest: np.ndarray) -> _Table:
         """Without what cannot belong to a solution in the window."""
+        kept: _Table = [None] * len(table)
         for state, row in enumerate(table):
-            room = self._ceiling - int(rest[state])
-            row[(row * self._time + self._grid_cost > room) | (row >= _NEVER)] = _NEVER
-        return table
-
-    def _after(
-        self, table: np.ndarray, links: Sequence[tuple[int, int, int, int, int]], rest: np.ndarray
-    ) -> np.ndarray:
-        """The table after one more link."""
-        spans: list[tuple[int, int] | None] = []
-        for row in table:
-            places = np.flatnonzero(row < _NEVER)
-            spans.append((int(places[0]), int(places[-1]) + 1) if len(places) else None)
-        after = np.full_like(table, _NEVER)
-        for before, state, steps, ns, _ in links:
-            span = spans[before]
-            if span is None:
+            if row is None:
                 continue
-            low, high = span[0], min(span[1], self._size - steps)
-            if low < high:
-                into = after[state, low + steps : high + steps]
-                np.minimum(into, table[before, low:high] + ns, out=into)
+            weighted = row.ns * self._time + self._grid_cost[row.first : row.end]
+            lives = (weighted <= self._ceiling - int(rest[state])) & (row.ns < _NEVER)
+            places = np.flatnonzero(lives)
+            if len(places):
+                first, end = int(places[0]), int(places[-1]) + 1
+                kept[state] = _Row(row.first + first, np.where(lives, row.ns, _NEVER)[first:end])
+        self._effort.keep(kept)
+        return kept
+
+    def _after(self, table: _Table, links: Sequence[tuple[int, int, int, int, int]], rest: np.ndarray) -> _Table:
+        """The table after one more link."""
+        into: dict[int, list[tuple[_Row, int, int]]] = {}
+        for before, state, steps, ns, _ in links:
+            row = table[before]
+            if row is not None and row.first + steps < self._size:
+                into.setdefault(state, []).append((row, steps, ns))
+        after: _Table = [None] * len(table)
+        for state, ways in into.items():
+            self._effort.add(sum(len(row.ns) for row, _, _ in ways))
+            first = min(row.first + steps for row, steps, _ in ways)
+            end = min(max(row.end + steps for row, steps, _ in ways), self._size)
+            least = np.full(end - first, _NEVER, dtype=np.int64)
+            for row, steps, ns in ways:
+                begin = row.first + steps
+                part = least[begin - first : row.end + steps - first]
+                np.minimum(part, row.ns[: len(part)] + ns, out=part)
+            after[state] = _Row(first, least)
         return self._pruned(after, rest)
 
     # -- solutions ----------------------------------------------------------------------------------------------------
@@ -279,12 +362,12 @@ class _Pass:
         tail, best = self._ends.tail, (int(_NEVER), -1, -1)
         for state, point in self._tail:
             place = (self._limit - slack - int(tail.num_bytes[point])) // self._step
-            if place < 0:
+            row = self._tables[-1][state]
+            if row is None or place < row.first:
                 continue
-            row = self._tables[-1][state, : min(place, self._size - 1) + 1]
-            at = int(row.argmin())
-            if row[at] < _NEVER:
-                best = min(best, (int(row[at]) + int(tail.ns[point]), point, at))
+            at = int(row.ns[: place - row.first + 1].argmin())
+            if row.ns[at] < _NEVER:
+                best = min(best, (int(row.ns[at]) + int(tail.ns[point]), point, row.first + at))
         return best
 
     def solution(self) -> tuple[Counted, int] | None:
@@ -297,6 +380,11 @@ class _Pass:
                     return found, least // SCALE
         return None
 
+    def _at(self, number: int, state: int, place: int) -> int:
+        """The least time after so many links."""
+        row = self._tables[number][state]
+        return int(_NEVER) if row is None else row.at(place)
+
     def _traced(self, tail_point: int, place: int) -> tuple[Counted, int]:
         """The solution that ends so, and its SCALE x bytes."""
         points, tail = self._run.points, self._ends.tail
@@ -306,14 +394,14 @@ class _Pass:
         for number in range(points.count, -1, -1):
             last = number == points.count
             factor = points.final if last else points.middle
-            value = self._tables[number + 1][state, place]
+            value = self._at(number + 1, state, place)
             for before, after, steps, ns, point in self._final if last else self._middle:
-                if after == state and place >= steps and self._tables[number][before, place - steps] + ns == value:
+                if after == state and self._at(number, before, place - steps) + ns == value:
                     state, place = before, place - steps
                     num_bytes += int(factor.num_bytes[point])
                     chosen.append(point)
                     break
-        value = self._tables[0][state, place]
+        value = self._at(0, state, place)
         head_point = next(p for s, steps, ns, p in self._heads() if (s, steps) == (state, place) and ns == value)
         num_bytes += int(self._ends.head.num_bytes[head_point])
         outer: dict[int, int] = {}

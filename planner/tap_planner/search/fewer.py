@@ -23,6 +23,10 @@ _GAP = Fraction(1, 20)
 """The short search ends when it is this near its optimum: what it finds is a plan all the same."""
 _LEAST_GAIN = Fraction(1, 50)
 """Parts that could gain less are not searched."""
+_MANY = 10_000
+"""Operators x meshes from which the search of a part takes seconds."""
+_FAR = Fraction(1, 10)
+"""Then parts that are likely to take so much longer are not searched either."""
 _AXES = 2
 """Most axes of their meshes."""
 
@@ -47,7 +51,8 @@ def fewer_devices(request: SearchRequest, result: SearchResult) -> FewerDevices 
     Only parts of the cluster that could gain something by ``least_ns`` are looked at, with the ZeRO levels, recompute
     settings and microbatches of the plan. Those come first that are likeliest: what the plan takes beyond ``least_ns``
     is mostly communication, which a part inside one node has at the speed of its links, and a single device not at all.
-    The effort is limited: None does not prove that there is no such plan, nor is the one that is found the fastest.
+    Of large models, parts that are far from likely are left out. The effort is limited: None does not prove that there
+    is no such plan, nor is the one that is found the fastest.
 
     Args:
         request: the search on all devices.
@@ -63,8 +68,10 @@ def fewer_devices(request: SearchRequest, result: SearchResult) -> FewerDevices 
             continue
         shapes = (mesh_on(mesh.shape, devices) for mesh in enumerate_meshes(part, _AXES))
         meshes = useful_meshes(cluster, (*request.meshes, *shapes))[len(request.meshes) :]
-        if meshes:
-            likeliest.append((least + lost_ns * _share_sent(cluster, part), meshes))
+        likely_ns = least + lost_ns * _share_sent(cluster, part)
+        is_far = len(graph.operators) * len(meshes) > _MANY and likely_ns > result.bound_ns * (1 + _FAR)
+        if meshes and not is_far:
+            likeliest.append((likely_ns, meshes))
     likeliest.sort(key=lambda item: item[0])
     settled = _settled(request, result)
     best: FewerDevices | None = None

@@ -24,8 +24,10 @@ MAX_EFFORT = 45_000_000
 """Table entries of the models that a lane runs stages for, of meshes of more axes, where there are others (15 s)."""
 BOUND, GRAPH = 3, 6
 """Roughly what it costs to look at a configuration through the graph of fewer microbatches, and to make its own."""
-STAGES = (2, 1, 4, 20, 40)
+STAGES = (2, 1, 4, 40, 25)
 """The same of its stages."""
+BORROWING = 12
+"""The same of a stage that begins with what a sibling has found."""
 LARGER = 10
 """How many times as much that is for meshes of more axes."""
 FAR_ABOVE = 32
@@ -209,7 +211,8 @@ class Lane:
         if candidate.state is None:
             is_new = candidate.microbatches not in {count for _, count in self._solved}
             return STAGES[0] * times + (GRAPH if is_new else 0)
-        return STAGES[candidate.state.stage] * times
+        is_lent = candidate.state.can_borrow and (candidate.setting, candidate.microbatches) in self._tightened
+        return (BORROWING if is_lent else STAGES[candidate.state.stage]) * times
 
     def advance(self) -> Known:
         """Run the next stage of the configuration that was chosen; returns what this lane has found."""

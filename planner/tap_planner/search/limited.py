@@ -24,7 +24,7 @@ from tap_planner.search.choices import Choices
 from tap_planner.search.configuration import Configuration
 from tap_planner.search.envelope import Envelope
 from tap_planner.search.factors import WidthError
-from tap_planner.search.master import improve, solve_master
+from tap_planner.search.master import FIRST_WINDOW, improve, solve_master
 from tap_planner.search.mixing import mix
 from tap_planner.search.plain import plainest
 from tap_planner.search.proof import Proof, ProofKind
@@ -372,13 +372,23 @@ class LimitedSearch:
             return
         if self._solver.is_lean:
             self._climb(self._probe[1])
+        elif self._is_almost_there():
+            return
         else:
             self._cross_tightened(self._served(self._probe[1]), _Depth.BRIEF)
             self._combine()
-            if self._hopeless() or self._probe_is_optimum:
+            if self._hopeless() or self._probe_is_optimum or self._is_almost_there():
                 return
             self._cross_tightened(self._probe[1], _Depth.FULL)
         self._combine()
+
+    def _is_almost_there(self) -> bool:
+        """Whether what the bound lacks is so little that the master has it in its first window: with shares that a
+        sibling has moved it need not be tightened first."""
+        known = self._best_known()
+        if known is None or not self._solver.parts.shares:
+            return False
+        return math.ceil(known / (1 + self._gap)) - self.bound_ns <= self.bound_ns // FIRST_WINDOW
 
     def _combine(self) -> None:
         """Make better solutions of those met."""
@@ -440,26 +450,37 @@ class LimitedSearch:
         return max(values, default=None)
 
     def _improve(self) -> None:
-        """Let the master combine the values that the best solutions met so far use."""
+        """Let the master combine the values that the best solutions met so far use, with any settings; outside runs,
+        where not much depends on them, with all that may belong to a better one."""
         if self._limit is None or not self._pool:
             return
         ceiling = self._known_ceiling()
         if ceiling <= self.bound_ns:
             return
-        used: dict[int, set[int]] = {}
-        fitting = [self._small.choices] if self._solver.is_lean and self._small is not None else []
-        for choices in (*self._pool, *fitting):
-            if choices is not None:
-                choices.add_used(used)
-        alive = {key: np.array(sorted(values), dtype=np.int64) for key, values in used.items()}
         weights = self._weights(self.multiplier or (self._probe[1] if self._probe else Fraction(0)))
-        restricted = self._solver.restrict(alive)
         if self._solver.is_lean:  # what is known may be very slow
             ceiling = min(ceiling, self.bound_ns + self.bound_ns // NEAR_THE_BOUND)
-        found = improve(restricted, self._limit, self.bound_ns, ceiling, weights)
+        alive = self._few(weights, ceiling)
+        found = improve(self._solver.restrict(alive), self._limit, self.bound_ns, ceiling, weights)
         if found is not None:
             ns, num_bytes = self._solver.price(found)
             self._take(Outcome(bound=0, choices=found, ns=ns, num_bytes=num_bytes))
+
+    def _few(self, weights: Weights, ceiling_ns: int) -> dict[int, np.ndarray]:
+        """By class, few values that solutions better than a ceiling may be made of; all where a class is missing."""
+        assert self._limit is not None
+        solver, used = self._solver, dict[int, set[int]]()
+        fitting = [self._small.choices] if solver.is_lean and self._small is not None else []
+        for choices in (*self._pool, *fitting):
+            if choices is not None:
+                choices.add_used(used)
+        if not solver.is_lean:
+            most = SCALE * (weights.time * ceiling_ns + weights.memory * self._limit)
+            for key, values in solver.within(weights, most).items():
+                if key in solver.model.classes_outside_runs:
+                    used.setdefault(key, set()).update(values.tolist())
+            used = {key: values for key, values in used.items() if not solver.model.is_setting(key)}
+        return {key: np.array(sorted(values), dtype=np.int64) for key, values in used.items()}
 
     def _best_known(self) -> int | None:
         known = [ns for ns in (self.best.ns if self.best else None, self._ceiling) if ns is not None]

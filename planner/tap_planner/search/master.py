@@ -104,22 +104,20 @@ def improve(solver: Solver, limit_bytes: int, bound_ns: int, ceiling_ns: int, we
         ceiling_ns: only faster choices matter.
         weights: of the Lagrangian bound.
     """
-    window = max((ceiling_ns - bound_ns) // IMPROVING_STEPS, 1)
     best: Choices | None = None
-    for step in range(1, IMPROVING_STEPS + 1):
-        reach = min(bound_ns + window * step, ceiling_ns)
+    for part in range(1, IMPROVING_STEPS + 1):
+        reach = bound_ns + max((ceiling_ns - bound_ns) // part, 1)
         ceiling = SCALE * (weights.time * reach + weights.memory * limit_bytes)
         try:
             solver.prepare_sets()
             found, _ = _Master(solver.parts, weights, limit_bytes, ceiling).solve(reach)
         except WidthError:
-            break
+            continue
         if found is not None:
             ns, num_bytes = solver.price(found)
             if num_bytes <= limit_bytes and ns < ceiling_ns:
-                best, ceiling_ns = found, ns
-        if reach >= ceiling_ns:
-            break
+                best = found
+        break
     return best
 
 

@@ -169,11 +169,23 @@ class Model:
         group, mask = self.group_of_setting(variable)
         return self.zero_variable(self.places.region_class.get(group, group), mask)
 
+    @cached_property
+    def classes_outside_runs(self) -> frozenset[int]:
+        """Classes of which no variable lies in a run; none where there is no run."""
+        if not self.links:
+            return frozenset()
+        inside = {self.class_of_variable(variable) for link in self.links for variable in link.variables}
+        return frozenset(map(self.class_of_variable, self.outer.variables)) - inside
+
     # -- settings ----------------------------------------------------------------------------------------------
 
     def recompute_variable(self, region: int) -> int:
         """The recompute setting of a region."""
         return self._first_setting + region
+
+    def is_setting(self, variable: int) -> bool:
+        """Whether a variable is a recompute or a ZeRO setting."""
+        return self.is_recompute(variable) or self.is_zero(variable)
 
     def is_recompute(self, variable: int) -> bool:
         """Whether a variable is the recompute setting of a region."""

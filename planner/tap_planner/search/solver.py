@@ -136,6 +136,10 @@ class Solver:
         minimisation = Minimisation(self.parts, weights, False)
         return minimisation.outcome(), minimisation.marginals()
 
+    def within(self, weights: Weights, ceiling: int) -> Mapping[int, np.ndarray]:
+        """By class, the values that may belong to an assignment whose SCALE x weighted cost is at most ``ceiling``."""
+        return self.parts.domains.within(self.marginals(weights)[1], ceiling)
+
     def optimum(self, weights: Weights, enough: int | None = None, *, brief: bool = False) -> Outcome:
         """Least weighted cost, proven: ``bound`` equals the assignment's cost unless tables grew too large.
 
@@ -150,7 +154,7 @@ class Solver:
         if enough is not None and best.bound >= enough:
             return best
         if best.weighted(weights) > best.bound:
-            best = self._search_windows(weights, best)
+            best = self._search_windows(weights, best, enough)
         return replace(best, bound=min(best.bound, best.weighted(weights)))
 
     def share_out(self, weights: Weights, shares: Shares) -> None:
@@ -179,7 +183,7 @@ class Solver:
         except WidthError:
             return False
 
-    def _search_windows(self, weights: Weights, best: Outcome) -> Outcome:
+    def _search_windows(self, weights: Weights, best: Outcome, enough: int | None) -> Outcome:
         """Search what lies within a window above the relaxed bound exactly.
 
         The window grows until what it holds proves itself: every assignment cheaper than bound + window lies inside.
@@ -187,12 +191,13 @@ class Solver:
         Args:
             weights: what is minimised.
             best: the best assignment known.
+            enough: a bound as large as this need not be raised further.
         """
         relaxed, marginals = self.marginals(weights)
         bound = proven = relaxed.bound
         window = max(bound // FIRST_WINDOW, 1)
-        while best.weighted(weights) > proven:
-            window = min(window, best.weighted(weights) - bound)
+        while proven < (wanted := min(best.weighted(weights), best.weighted(weights) if enough is None else enough)):
+            window = min(window, wanted - bound)
             ceiling = bound + window
             try:
                 found = self._search_within(weights, marginals, ceiling)
@@ -204,7 +209,7 @@ class Solver:
                 proven, self.loosened = min(ceiling, found.bound), self._loose
             if ceiling >= best.weighted(weights) or found.bound <= ceiling:
                 break
-            reach = best.weighted(weights) - bound
+            reach = wanted - bound
             window = reach if reach <= window * FARTHEST else window * WINDOW_GROWTH
         return replace(best, bound=proven)
 
