@@ -1,0 +1,42 @@
+"""Whole operators on devices, by graph traversal order."""
+
+from tap_planner.device_placement.bounds import lower_bound_ns
+from tap_planner.device_placement.contiguous import Contiguous, contiguous
+from tap_planner.device_placement.earliest_finish import earliest_finish
+from tap_planner.device_placement.exact import ExactResult, ExactStatus, solve_exactly
+from tap_planner.device_placement.improvement import Improved, improve
+from tap_planner.device_placement.orders import MORE_ORDERS, ORDERS, order_groups
+from tap_planner.device_placement.placing import PLACERS, Placing, Shortage, Try, place
+from tap_planner.device_placement.priorities import order_priority, rank_priority, upward_rank
+from tap_planner.device_placement.problem import Links, Placement, Problem, Shared
+from tap_planner.device_placement.timeline import Timeline, makespan_ns, play
+
+__all__ = [
+    "MORE_ORDERS",
+    "ORDERS",
+    "PLACERS",
+    "Contiguous",
+    "ExactResult",
+    "ExactStatus",
+    "Improved",
+    "Links",
+    "Placement",
+    "Placing",
+    "Problem",
+    "Shared",
+    "Shortage",
+    "Timeline",
+    "Try",
+    "contiguous",
+    "earliest_finish",
+    "improve",
+    "lower_bound_ns",
+    "makespan_ns",
+    "order_groups",
+    "order_priority",
+    "place",
+    "play",
+    "rank_priority",
+    "solve_exactly",
+    "upward_rank",
+]
