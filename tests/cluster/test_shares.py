@@ -66,7 +66,7 @@ def test_shares_are_of_peaks(name: str) -> None:
         ("{like: v100-sxm2-32gb, matrix_efficiency: 0.5}", {"all": 500}),
         ("{like: v100-sxm2-32gb, matrix_efficiency: {float16: 0.7}}", {"all": 795, "float32": 904, "float16": 700}),
         ("{like: v100-sxm2-32gb, matrix_efficiency: {all: 0.6, float16: 0.7}}", {"all": 600, "float16": 700}),
-        ("{like: a100-sxm4-80gb, matrix_efficiency: {float32: 0.9}}", {"all": 700, "float32": 900}),
+        ("{like: a100-sxm4-80gb, matrix_efficiency: {float32: 0.9}}", {"all": 750, "float32": 900}),
     ],
 )
 def test_files_give_them(text: str, wanted: dict[str, int]) -> None:
@@ -107,10 +107,34 @@ def test_attention_has_its_own() -> None:
 
 def test_attention_of_unlike_devices() -> None:
     """Where it comes least near to the products of its device; without any share of its own it is as they are."""
-    a100 = replace(catalogue_device("a100-sxm4-80gb"), attention_efficiency_permille=535)
+    a100 = catalogue_device("a100-sxm4-80gb")
     assert slowest_device((V100, V100)).attention_efficiency_permille is None
     both = slowest_device((a100, V100))
-    assert both.attention_efficiency_permille == pytest.approx(535 / 700 * both.matrix_efficiency_permille, abs=1)
+    assert both.attention_efficiency_permille == pytest.approx(535 / 750 * both.matrix_efficiency_permille, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("{like: a100-sxm4-80gb}", 535),
+        ("{like: a100-sxm4-80gb, matrix_efficiency: 0.375}", 267),
+        ("{like: a100-sxm4-80gb, matrix_efficiency: {float32: 0.9}}", 535),
+        ("{like: a100-sxm4-80gb, matrix_efficiency: 0.5, attention_efficiency: 0.4}", 400),
+        ("{like: a100-sxm4-80gb, attention_efficiency: 0.4}", 400),
+        ("{like: l4, matrix_efficiency: 0.5}", None),
+    ],
+)
+def test_attention_goes_with_products(text: str, wanted: int | None) -> None:
+    """A file that says what products reach, and nothing of attention, leaves the relation of the two as it is."""
+    cluster = parse_cluster(f"device: {text}\nnodes: 1\ndevices_per_node: 8\n", file="c.yaml")
+    assert cluster.device.attention_efficiency_permille == wanted
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_attention_comes_no_nearer_than_products(name: str) -> None:
+    """In the catalogue no device's fused attention reaches more than its products do."""
+    device = catalogue_device(name)
+    assert (device.attention_efficiency_permille or 0) <= device.matrix_efficiency_permille
 
 
 def test_what_is_measured_takes_their_place() -> None:

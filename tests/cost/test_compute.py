@@ -31,10 +31,10 @@ def record(type_: str, kind: ComputeKind, saved_inputs: tuple[int, ...] = (), sa
 
 
 def test_matrix_product_time() -> None:
-    """A large bf16 product runs at 70 % of 312 TFLOP/s; a small one takes what its launch takes, more backward."""
+    """A large bf16 product runs at 75 % of 312 TFLOP/s; a small one takes what its launch takes, more backward."""
     flops = 2 * 8192**3
     model = ComputeModel(A100, "bf16")
-    expected = flops / (312e12 * 0.7) * 1e9
+    expected = flops / (312e12 * 0.75) * 1e9
     assert model.time_ns(flops, 1, ComputeKind.CONTRACTION) == pytest.approx(expected, abs=1)
     assert model.time_ns(flops, 1, ComputeKind.CONTRACTION, backward=True) == pytest.approx(expected, abs=1)
     assert model.time_ns(1, 1, ComputeKind.CONTRACTION) == 25_000
@@ -54,7 +54,7 @@ def test_work_is_the_sum_of_products_and_traffic(flops: int, num_bytes: int) -> 
     """Bytes hide behind FLOPs no more than FLOPs behind bytes; only the launch hides behind both."""
     model = ComputeModel(A100, "bf16")
     alone = model.time_ns(flops, 0, ComputeKind.CONTRACTION) + model.time_ns(0, num_bytes, ComputeKind.CONTRACTION)
-    exact = (flops / (312e12 * 0.7) + num_bytes / (2039e9 * 0.94)) * 1e9
+    exact = (flops / (312e12 * 0.75) + num_bytes / (2039e9 * 0.94)) * 1e9
     found = model.time_ns(flops, num_bytes, ComputeKind.CONTRACTION)
     assert found == pytest.approx(exact, abs=1)
     assert found <= alone
@@ -63,11 +63,11 @@ def test_work_is_the_sum_of_products_and_traffic(flops: int, num_bytes: int) -> 
 def test_fused_attention_reaches_a_share_of_its_own() -> None:
     """Fused attention may come less near to the peak than products; where no share is known it comes as near."""
     flops = 10**15
-    model = ComputeModel(dataclasses.replace(A100, attention_efficiency_permille=535), "bf16")
+    model = ComputeModel(A100, "bf16")
     found = model.time_ns(flops, 0, ComputeKind.CONTRACTION, attention=True)
     assert found == pytest.approx(flops / (312e12 * 0.535) * 1e9, abs=1)
     assert model.times_ns(np.array([flops]), np.array([0]), ComputeKind.CONTRACTION, attention=True).tolist() == [found]
-    alike = ComputeModel(A100, "bf16")
+    alike = ComputeModel(dataclasses.replace(A100, attention_efficiency_permille=None), "bf16")
     times = [
         one.time_ns(flops, 0, ComputeKind.CONTRACTION, attention=fused)
         for one in (alike, model)

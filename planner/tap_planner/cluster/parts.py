@@ -94,6 +94,8 @@ def _given(entry: Entry, keys: Mapping[str, Entry], like: Device | None) -> dict
             found[f"{key}_permille"] = keys[key].permille(1, 1000)
     if "matrix_efficiency" in keys:
         found |= _shares(keys["matrix_efficiency"], {} if like is None else like.own_efficiency_permille)
+        if like is not None and like.attention_efficiency_permille is not None:
+            found = {"attention_efficiency_permille": _attention_share(like, found), **found}
     if "matrix_padding" in keys:
         found["matrix_padding"] = keys["matrix_padding"].count(MAX_PADDING)
     if "source" in keys:
@@ -110,6 +112,14 @@ def _shares(entry: Entry, before: Mapping[str, int]) -> dict[str, Any]:
     if "all" not in keys:
         return {"own_efficiency_permille": {**before, **own}}
     return {"matrix_efficiency_permille": keys["all"].permille(1, 1000), "own_efficiency_permille": own}
+
+
+def _attention_share(like: Device, found: Mapping[str, Any]) -> int:
+    """What fused attention reaches where a file says only what products do: as large a part of that as on the device
+    that it is like."""
+    share, before = like.attention_efficiency_permille, like.matrix_efficiency_permille
+    assert share is not None
+    return max(share * found.get("matrix_efficiency_permille", before) // before, 1)
 
 
 def _peaks(entry: Entry) -> dict[str, int]:
