@@ -25,7 +25,7 @@ from tap_planner.plan import (
     with_digests,
     write_plan,
 )
-from tap_planner.program import collectives
+from tap_planner.program import SumTied, collectives
 from tap_planner.schedule import to_text as order_text
 from tap_planner.simulate import lower_bounds, price_program, simulate
 from tap_planner_cli.errors import invoke
@@ -238,6 +238,13 @@ rank 1: F0 B0 F1 B1 F2 I2 F3 W2 B3
 """
 
 
+PLACED = """chunks: 0 1 0
+rank 0: F0.0 F1.0 F0.1 B0.1 F2.0 F1.1 B1.1 B0.0 F3.0 F2.1 B2.1 B1.0 F3.1 B3.1 B2.0 B3.0
+rank 1: F0 F1 B0 F2 B1 F3 B2 B3
+"""
+"""The ends of the model, embedding and head, on one stage."""
+
+
 def in_order(tmp_path: Path, text: str = ORDER, more: str = "") -> tuple[int, Path]:
     """Plan with an order of one's own from the command line."""
     (tmp_path / "mine.txt").write_text(text, encoding="utf-8")
@@ -247,16 +254,19 @@ def in_order(tmp_path: Path, text: str = ORDER, more: str = "") -> tuple[int, Pa
     return invoke(plan, "tap-plan", arguments.split()), path
 
 
-def test_an_order_of_ones_own(tmp_path: Path) -> None:
-    """It is planned, certified, stored whole (the file is not read again), found again and run."""
-    code, path = in_order(tmp_path)
+@pytest.mark.parametrize("text", [ORDER, PLACED], ids=["order", "placed"])
+def test_an_order_of_ones_own(text: str, tmp_path: Path) -> None:
+    """It is planned, certified, stored whole (the file is not read again), found again and run; with chunks where the
+    order says they lie."""
+    code, path = in_order(tmp_path, text)
     assert code == 0
     (tmp_path / "mine.txt").unlink()
     document = read_plan(path)
     pipeline = expand(document).pipeline
     assert pipeline is not None and document.pipeline.schedule == "mine" and document.pipeline.microbatches == 4
     lines = [" ".join(map(pipeline.schedule.slot_text, order)) for order in pipeline.schedule.orders]
-    assert lines == [line.partition(": ")[2] for line in ORDER.splitlines()[1:]]
+    wanted = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("rank")]
+    assert [line.replace(".0", "") for line in lines] == [line.replace(".0", "") for line in wanted]
     model = DATA / "gpt2_tiny.onnx"
     assert api.verify_certificate(document, model).findings == ()
     assert api.check_plan(document, model, CLUSTER).verdict is Verdict.IDENTICAL
@@ -266,6 +276,19 @@ def test_an_order_of_ones_own(tmp_path: Path) -> None:
     assert api.verify_certificate(replace(other, options=document.options), model).findings != ()
     outcome = api.apply_plan(ApplyRequest(plan=path, model=model, init_random=True, verify=True, seed=3))
     assert outcome.passed, "\n".join(outcome.lines())
+
+
+def test_ends_on_one_stage_share_the_embedding(tmp_path: Path) -> None:
+    """Where embedding and head lie on one stage, whose parts are so much shorter, no gradient is summed over stages."""
+    code, path = in_order(tmp_path, PLACED)
+    assert code == 0
+    document = read_plan(path)
+    program = api.lower_plan(document, DATA / "gpt2_tiny.onnx")
+    assert not any(isinstance(instruction, SumTied) for instruction in program.step)
+    apart = api.lower_plan(planned("pp=2,dp=2", microbatches=4), DATA / "gpt2_tiny.onnx")
+    assert any(isinstance(instruction, SumTied) for instruction in apart.step)
+    chunks = [len(chunk.operators) for chunk in program.chunks]
+    assert chunks[0] + chunks[2] < 2 * chunks[1]
 
 
 def test_the_order_of_a_known_schedule_gives_its_plan(tmp_path: Path) -> None:

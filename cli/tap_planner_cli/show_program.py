@@ -26,10 +26,11 @@ def print_program(console: Console, program: Program) -> None:
     schedule = pipeline.schedule
     for stage, step in enumerate(program.steps):
         heading(console, f"Program of stage {stage}: {schedule.name}, {count} microbatches")
-        several = schedule.num_chunks > 1
+        chunks = schedule.chunks_of(stage)
+        several = len(chunks) > 1
         console.print(" ".join(map(schedule.slot_text, schedule.orders[stage])))
-        for local in range(schedule.num_chunks):
-            chunk = program.chunks[schedule.virtual_stage(stage, local)]
+        for local, number in enumerate(chunks):
+            chunk = program.chunks[number]
             back = "backward of inputs (I)" if chunk.weights else "backward (B)"
             parts = [
                 ("forward (F)", chunk.forward),

@@ -48,7 +48,7 @@ class PipelineCuts:
         assert result.pipeline is not None
         self._schedule = schedule = result.pipeline.at(whole.microbatches)
         trial = lower(*cut_decisions(self._graph, whole, _even(self._graph, schedule), schedule))
-        self._times = _Times(self._graph, whole, trial, cluster, schedule.num_virtual_stages)
+        self._times = _Times(self._graph, whole, trial, cluster, schedule)
         self._reruns = Reruns(self._graph, whole, trial, self._times.durations, self._times.work_ns, schedule)
         cuts = self._times.cuts(self._reruns.work_ns)
         assert cuts is not None
@@ -150,21 +150,25 @@ class _Times:
         whole: its plan.
         trial: the same plan, cut somehow: where does not matter.
         cluster: the devices.
-        parts: how many it is to be cut in.
+        schedule: says how many parts it is to be cut in, and which lie on one stage.
     """
 
-    def __init__(self, graph: Graph, whole: Decisions, trial: Program, cluster: Cluster, parts: int) -> None:
+    def __init__(
+        self, graph: Graph, whole: Decisions, trial: Program, cluster: Cluster, schedule: PipelineSchedule
+    ) -> None:
         from tap_planner.cluster import PIPELINE
         from tap_planner.simulate import Durations
 
-        self._graph, self._whole, self._parts = graph, whole, parts
+        self._graph, self._whole, self._parts = graph, whole, schedule.num_virtual_stages
+        self._of_stage = [len(schedule.chunks_of(schedule.rank_and_chunk(k)[0])) for k in range(self._parts)]
+        """Per part, how many its stage has: each is to be the shorter for it."""
         self.durations = Durations(trial, cluster)
         """Of the trial's instructions."""
         self._links, self._pipeline = self.durations.links, PIPELINE
         self.work_ns = self._work(trial)
         """Per operator, forward, recomputation and backward with their collectives."""
         crossing = self._crossing()
-        needed = _needed(crossing, np.asarray(self.work_ns), parts)
+        needed = _needed(crossing, np.asarray(self.work_ns), self._parts)
         self.allowed = [bool(size <= WIDE * needed) for size in crossing]
         """Per operator, whether little enough goes over before it."""
         self.border_ns = [
@@ -177,7 +181,7 @@ class _Times:
         self, work_ns: Sequence[int], fits: Callable[[int, np.ndarray], np.ndarray] | None = None
     ) -> tuple[int, ...] | None:
         """Where chunks begin (see ``schedule.balanced_cuts``)."""
-        return balanced_cuts(work_ns, self.border_ns, self._parts, self.allowed, fits)
+        return balanced_cuts(work_ns, self.border_ns, self._parts, self.allowed, fits, self._of_stage)
 
     def _work(self, trial: Program) -> list[int]:
         from tap_planner.program import Compute, Redistribute

@@ -20,6 +20,7 @@ from tap_planner.program import Program, lower_plan
 from tap_planner.schedule import PipelineSchedule, make_schedule
 from tests.apply.random_plans import RandomPlan, cut_at_random
 from tests.graph.models import DATA, data_model
+from tests.schedule.pipelines import random_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +42,23 @@ class Pipelined:
     training: bool = True
     scatter: tuple[int, ...] = ()
     """Axes along which transfers are shared out."""
+    seed_of_order: int | None = None
+    """Of an order that is drawn (``random_schedule``), in place of a schedule by name; see ``drawn``."""
 
     def __str__(self) -> str:
         mesh = "x".join(map(str, self.mesh))
         stages = f"{self.stages}s" + ("" if self.chunks is None else f"{self.chunks}c")
         shared = "".join(f"-s{axis}" for axis in self.scatter)
+        if self.seed_of_order is not None:
+            return f"{self.model}-drawn{self.seed_of_order}-{mesh}-z{self.zero}-{self.recompute}"
         settings = f"z{self.zero}-{self.recompute}{shared}"
         return f"{self.model}-{self.schedule}-{stages}-m{self.microbatches}-{mesh}-{settings}"
 
     @property
     def order(self) -> PipelineSchedule:
         """The schedule."""
+        if self.seed_of_order is not None:
+            return random_schedule(self.seed_of_order)
         return make_schedule(self.schedule, self.stages, self.microbatches, self.chunks)
 
     @property
@@ -112,6 +119,12 @@ class Pipelined:
             random_weights=True,
             verify=True,
         )
+
+
+def drawn(seed: int, case: Pipelined) -> Pipelined:
+    """A case in an order that is drawn, with as many stages and microbatches as that has."""
+    order = random_schedule(seed)
+    return replace(case, stages=order.num_stages, microbatches=order.num_microbatches, seed_of_order=seed)
 
 
 @functools.cache

@@ -39,11 +39,12 @@ from tap_planner.program import (
     transferred,
 )
 from tap_planner.schedule import make_schedule, peak_in_flight
-from tests.apply.pipelined import Pipelined
+from tests.apply.pipelined import Pipelined, drawn
 from tests.apply.random_plans import RandomPlan, cut_at_random
 from tests.apply.sequence_plans import SequencePlan
 from tests.apply.spatial_models import SpatialPlan, spatial_graph
 from tests.graph.models import data_model
+from tests.schedule.pipelines import random_schedule
 
 T5 = Pipelined(model="t5_tiny", dims={"seq": 8, "dec_seq": 6})
 """All decoder blocks read the encoder's output: it goes to several stages."""
@@ -92,6 +93,24 @@ def test_recomputation_verifies(case: Pipelined, recompute: str) -> None:
 def test_models_verify(case: Pipelined) -> None:
     """Tensors that several stages read, long skips, one rank a stage."""
     check(case, seed=3)
+
+
+PLACED = tuple(seed for seed in range(400) if len(set(random_schedule(seed).places)) > 1)
+"""Seeds of orders whose chunks lie anywhere, on several stages."""
+
+
+@pytest.mark.parametrize("seed", PLACED[:6])
+def test_chunks_anywhere_verify(seed: int) -> None:
+    """Chunks on any stage, on some more than on others, neighbours on one stage or far apart; embeddings tied."""
+    check(drawn(seed, Pipelined(zero=(0, 1)[seed % 2], recompute=("none", "mixed")[seed // 2 % 2])), seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", [T5, UNET, Pipelined()], ids=str)
+@pytest.mark.parametrize("seed", PLACED[6:18])
+def test_many_chunks_anywhere_verify(seed: int, model: Pipelined) -> None:
+    """The same with tensors that several stages read, and long skips."""
+    check(drawn(seed, model), seed)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,8 @@ def stage_of(schedule: PipelineSchedule, rank: int, chunk: int) -> int:
     p, v = schedule.num_stages, schedule.num_chunks
     down = list(range(p))
     visited = [*down, *reversed(down)] if schedule.chunk_order is ChunkOrder.VEE else down * v
+    if schedule.places:
+        visited = list(schedule.places)
     return [stage for stage, visitor in enumerate(visited) if visitor == rank][chunk]
 
 
@@ -83,17 +85,25 @@ def random_schedule(seed: int) -> PipelineSchedule:
     draw = random.Random(seed)
     vee = draw.random() < 0.3
     p, m, v = draw.randint(1, 4), draw.randint(1, 4), 2 if vee else draw.randint(1, 3)
+    places: tuple[int, ...] = ()
+    if draw.random() < 0.4:  # anywhere, of some ranks more than of others
+        drawn = [*range(p), *draw.choices(range(p), k=draw.randint(0, 2 * p))]
+        places = tuple(draw.sample(drawn, k=len(drawn)))
+        v, vee = max(map(places.count, places)), False
     empty = PipelineSchedule(
         name="random",
         num_stages=p,
         num_microbatches=m,
         num_chunks=v,
         chunk_order=ChunkOrder.VEE if vee else ChunkOrder.INTERLEAVED,
+        places=places,
         orders=(),
     )
     everything: set[Key] = set()
     place: dict[Key, tuple[int, int]] = {}
     for rank, chunk, i in itertools.product(range(p), range(v), range(m)):
+        if places and chunk >= places.count(rank):
+            continue
         works = (F, B) if draw.random() < 0.5 else (F, I, W)
         for work in works:
             key = (work, i, stage_of(empty, rank, chunk))
@@ -103,7 +113,7 @@ def random_schedule(seed: int) -> PipelineSchedule:
     done: set[Key] = set()
     left = sorted(everything, key=lambda key: (key[0].value, *key[1:]))
     while left:
-        key = draw.choice([key for key in left if done.issuperset(needed(key, p * v - 1, everything))])
+        key = draw.choice([key for key in left if done.issuperset(needed(key, (len(places) or p * v) - 1, everything))])
         left.remove(key)
         done.add(key)
         rank, chunk = place[key]
@@ -114,6 +124,7 @@ def random_schedule(seed: int) -> PipelineSchedule:
         num_microbatches=m,
         num_chunks=v,
         chunk_order=empty.chunk_order,
+        places=places,
         orders=tuple(map(tuple, orders)),
     )
 

@@ -42,6 +42,36 @@ def test_no_cuts_are_better(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
+def test_no_cuts_are_better_where_parts_count_several_times(seed: int) -> None:
+    """A part whose length counts k times is so much shorter; with room for each part, too."""
+    draw = random.Random(seed)
+    size, count = draw.randint(4, 9), draw.randint(1, 4)
+    work, border = [draw.randint(0, 9) for _ in range(size)], [draw.randint(0, 4) for _ in range(size)]
+    times = [draw.randint(1, 3) for _ in range(count)]
+    most = draw.choice([size, 3])
+
+    def fits(part: int, places: np.ndarray) -> np.ndarray:
+        return places[None, :] - places[:, None] <= most
+
+    options = [
+        cuts
+        for cuts in ((0, *chosen) for chosen in itertools.combinations(range(1, size), count - 1))
+        if all(b - a <= most for a, b in itertools.pairwise((*cuts, size)))
+    ]
+    found = balanced_cuts(work, border, count, None, fits if most < size else None, times)
+
+    def key(cuts: tuple[int, ...]) -> tuple[int, int]:
+        longest = max(k * part for k, part in zip(times, parts(work, border, cuts), strict=True))
+        return longest, sum(border[c] for c in cuts[1:])
+
+    if not options:
+        assert found is None
+        return
+    assert found in options
+    assert key(found) == min(map(key, options))
+
+
+@pytest.mark.parametrize("seed", range(60))
 def test_no_cuts_that_fit_are_better(seed: int) -> None:
     """The same where each part may hold so much of what operators hold, each in its own measure; none, if none fit."""
     draw = random.Random(seed)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tap_planner.errors import UsageError
-from tap_planner.schedule import ChunkOrder, PipelineSchedule, parse_order, read_order, to_text
+from tap_planner.schedule import ChunkOrder, PipelineSchedule, check, parse_order, read_order, to_text
 from tests.schedule.pipelines import random_schedule, schedule_of, schedules
 
 TEXT = """\
@@ -36,6 +36,36 @@ def test_chunks_in_a_vee() -> None:
     assert (found.num_chunks, found.chunk_order) == (2, ChunkOrder.VEE)
 
 
+def test_chunks_on_ranks() -> None:
+    """The ranks of all chunks, one after the other; ranks may have more of them or less."""
+    found = parse_order("chunks: 0 1 0\nrank 0: F0.0 F0.1 B0.1 B0.0\nrank 1: F0 B0", "order.txt")
+    check(found)
+    assert (found.places, found.num_chunks, found.num_virtual_stages) == ((0, 1, 0), 2, 3)
+    assert [found.chunks_of(rank) for rank in range(2)] == [(0, 2), (1,)]
+    assert [found.rank_and_chunk(chunk) for chunk in range(3)] == [(0, 0), (1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ("0 1 2", "chunk 2 lies on rank 2, expected 0 to 1"),
+        ("0 0", "no chunk lies on rank 1"),
+        ("0 1 1", "rank 1: F0.1 is missing"),
+        ("1 0", None),
+        ("0 1 0", "rank 0: F0.1 is missing"),
+    ],
+)
+def test_chunks_on_wrong_ranks(chunks: str, message: str | None) -> None:
+    """A rank that has no order, or no chunk, and orders that leave a chunk out, are named."""
+    first, second = ("F0 B0", "F0 B0")
+    found = parse_order(f"chunks: {chunks}\nrank 0: {first}\nrank 1: {second}", "order.txt")
+    if message is None:
+        check(found)
+        return
+    with pytest.raises(UsageError, match=message):
+        check(found)
+
+
 @pytest.mark.parametrize("schedule", [*schedules(range(1, 5), range(1, 5)), *map(random_schedule, range(20))])
 def test_round_trip(schedule: PipelineSchedule) -> None:
     """Text and back is the same schedule."""
@@ -53,7 +83,9 @@ def test_round_trip(schedule: PipelineSchedule) -> None:
         ("rank 0: F0 B0\nname: x", "order.txt:2: 'name: x', expected 'rank NUMBER: SLOTS'", "rank 0:"),
         ("name: x\nname: y", "order.txt:2: 'name' occurs twice, expected it once", "out"),
         ("name:\nrank 0: F0 B0", "order.txt:1: nothing after 'name', expected a value", "out"),
-        ("chunks: V", "order.txt:1: 'V', expected interleaved or vee", "Correct"),
+        ("chunks: V", "order.txt:1: 'V', expected interleaved, vee or the rank of each chunk, as 0 1 1 0", "Correct"),
+        ("chunks: 0 1 x", "order.txt:1: '0 1 x', expected interleaved, vee or the rank of each chunk", "Correct"),
+        ("chunks: 0, 1", "order.txt:1: '0, 1', expected interleaved, vee or the rank of each chunk", "Correct"),
         ("rank 1: F0 B0", "order.txt:1: rank 1, expected rank 0", "in order"),
         ("rank 0: F0 B0\nrank 0: F0 B0", "order.txt:2: rank 0, expected rank 1", "each once"),
         ("rank 0:", "order.txt:1: no slot, expected at least one", "rank 0: F0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from tap_planner.errors import PlanFormatError, UsageError
 from tap_planner.operators import TRANSFER
@@ -89,14 +90,21 @@ def _schedule(section: PipelineSection) -> PipelineSchedule:
     """The schedule by its name, or by its order."""
     stages, count = section.num_stages, len(section.stages)
     chunks, rest = divmod(count, stages)
-    if rest:
-        raise PlanFormatError(f"pipeline.stages: {count} entries on {stages} stages, expected a multiple", hint=_HINT)
     try:
         if section.order:
-            return parse_order("\n".join(section.order), "pipeline.order")
+            own = parse_order("\n".join(section.order), "pipeline.order")
+            if own.num_virtual_stages != count:
+                _wrong_count(count, f"{own.num_virtual_stages} by pipeline.order")
+            return own
+        if rest:
+            _wrong_count(count, f"a multiple of {stages} stages")
         return make_schedule(section.schedule, stages, section.microbatches, chunks)
     except UsageError as error:
         raise PlanFormatError(f"pipeline: {error.message}", hint=_HINT) from error
+
+
+def _wrong_count(count: int, expected: str) -> NoReturn:
+    raise PlanFormatError(f"pipeline.stages: {count} entries, expected {expected}", hint=_HINT)
 
 
 def _chunks(section: PipelineSection, operators: Sequence[OperatorDecision]) -> tuple[int, ...]:

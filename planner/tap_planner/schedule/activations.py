@@ -48,7 +48,7 @@ def peak_bytes(
     peaks: list[int] = []
     for rank, order in enumerate(schedule.orders):
         held = peak = 0
-        stages = [schedule.virtual_stage(rank, chunk) for chunk in range(schedule.num_chunks)]
+        stages = schedule.chunks_of(rank)
         for slot in order:
             stage = stages[slot.chunk]
             match slot.work:
@@ -78,8 +78,8 @@ class Moment:
 def fullest_moments(schedule: PipelineSchedule) -> tuple[tuple[Moment, ...], ...]:
     """Per rank the first times at which it holds most microbatches whole, most waiting, and most of both together."""
     found: list[tuple[Moment, ...]] = []
-    for order in schedule.orders:
-        whole, waiting = [0] * schedule.num_chunks, [0] * schedule.num_chunks
+    for rank, order in enumerate(schedule.orders):
+        whole, waiting = ([0] * len(schedule.chunks_of(rank)) for _ in range(2))
         most = [(-1, Moment((), ())) for _ in range(3)]
         for slot in order:
             match slot.work:

@@ -27,7 +27,9 @@ def check(schedule: PipelineSchedule) -> None:
         num_microbatches=schedule.num_microbatches,
         num_chunks=schedule.num_chunks,
     )
-    if schedule.chunk_order is ChunkOrder.VEE and schedule.num_chunks != 2:
+    if schedule.places:
+        _check_places(schedule)
+    elif schedule.chunk_order is ChunkOrder.VEE and schedule.num_chunks != 2:
         _fail(schedule, f"{schedule.num_chunks} chunks per rank in a vee, expected 2", "Use 2 chunks, or interleave.")
     if len(schedule.orders) != schedule.num_stages:
         _fail(
@@ -51,16 +53,34 @@ def _fail(schedule: PipelineSchedule, problem: str, hint: str) -> NoReturn:
     raise UsageError(f"pipeline schedule {schedule.name!r}: {problem}", hint=hint)
 
 
+def _check_places(schedule: PipelineSchedule) -> None:
+    """Every chunk lies on a rank, and every rank has some."""
+    for chunk, rank in enumerate(schedule.places):
+        if not 0 <= rank < schedule.num_stages:
+            _fail(
+                schedule,
+                f"chunk {chunk} lies on rank {rank}, expected 0 to {schedule.num_stages - 1}",
+                "Correct the rank, or give it an order.",
+            )
+    empty = sorted(set(range(schedule.num_stages)) - set(schedule.places))
+    if empty:
+        _fail(schedule, f"no chunk lies on rank {empty[0]}", "Give it one, or leave the rank out.")
+    most = max(len(schedule.chunks_of(rank)) for rank in range(schedule.num_stages))
+    if schedule.num_chunks != most:
+        _fail(schedule, f"num_chunks is {schedule.num_chunks}, expected {most} by the places", f"Say {most}.")
+
+
 def _check_rank(schedule: PipelineSchedule, rank: int) -> None:
     """A rank's slots, against what it has to do."""
     done: dict[Work, set[tuple[int, int]]] = {work: set() for work in Work}
+    num_chunks = len(schedule.chunks_of(rank))
     for position, slot in enumerate(schedule.orders[rank]):
         key = (slot.microbatch, slot.chunk)
-        if not (0 <= slot.microbatch < schedule.num_microbatches and 0 <= slot.chunk < schedule.num_chunks):
+        if not (0 <= slot.microbatch < schedule.num_microbatches and 0 <= slot.chunk < num_chunks):
             _fail(
                 schedule,
                 f"rank {rank}: {schedule.slot_text(slot)} at position {position}, expected microbatches 0 to"
-                f" {schedule.num_microbatches - 1} and chunks 0 to {schedule.num_chunks - 1}",
+                f" {schedule.num_microbatches - 1} and chunks 0 to {num_chunks - 1}",
                 "Take the slot out, or raise the number of microbatches or chunks.",
             )
         if key in done[slot.work]:
@@ -76,7 +96,7 @@ def _check_rank(schedule: PipelineSchedule, rank: int) -> None:
             f"rank {rank}: {text} and {schedule.slot_text(split)}, expected a whole backward or a split one",
             f"Take {text} or the split backward out.",
         )
-    for key in _keys(schedule):
+    for key in _keys(schedule, num_chunks):
         if key not in done[Work.FORWARD]:
             _missing(schedule, rank, Slot(Work.FORWARD, *key), "")
         if key in whole or (key in inputs and key in weights):
@@ -91,11 +111,9 @@ def _check_rank(schedule: PipelineSchedule, rank: int) -> None:
         _missing(schedule, rank, Slot(Work.BACKWARD, *key), f" (or {split_text})")
 
 
-def _keys(schedule: PipelineSchedule) -> Iterator[tuple[int, int]]:
+def _keys(schedule: PipelineSchedule, num_chunks: int) -> Iterator[tuple[int, int]]:
     """(microbatch, chunk) of everything a rank has to do; lazily, as a number in a file may be huge."""
-    return (
-        (microbatch, chunk) for microbatch in range(schedule.num_microbatches) for chunk in range(schedule.num_chunks)
-    )
+    return ((microbatch, chunk) for microbatch in range(schedule.num_microbatches) for chunk in range(num_chunks))
 
 
 def _missing(schedule: PipelineSchedule, rank: int, slot: Slot, instead: str) -> NoReturn:
@@ -103,7 +121,7 @@ def _missing(schedule: PipelineSchedule, rank: int, slot: Slot, instead: str) ->
         schedule,
         f"rank {rank}: {schedule.slot_text(slot)}{instead} is missing",
         f"Add it, or correct the number of microbatches ({schedule.num_microbatches}) or chunks per rank"
-        f" ({schedule.num_chunks}).",
+        f" ({len(schedule.chunks_of(rank))}).",
     )
 
 

@@ -19,6 +19,7 @@ def balanced_cuts(
     num_parts: int,
     allowed: Sequence[bool] | None = None,
     fits: Callable[[int, np.ndarray], np.ndarray] | None = None,
+    times: Sequence[int] | None = None,
 ) -> tuple[int, ...] | None:
     """Cut a chain so that the part that takes longest takes as little as possible.
 
@@ -33,6 +34,7 @@ def balanced_cuts(
         allowed: per operator, whether a part may begin there; None: anywhere. The first operator always begins one.
         fits: for a part (from 0) and n places in the chain, [n, n] whether it may reach from one to another (what is
             said of those that are not after it does not matter); None: any part may.
+        times: per part, how many times its length counts; None: once.
 
     Returns:
         First operator of every part; None where they cannot all fit.
@@ -51,11 +53,17 @@ def balanced_cuts(
     lengths = ends[:, None] - ends[None, :] + border[None, :] + border[:, None]  # [num_places, num_places] to, from
     lengths[np.triu_indices(len(places))] = _FAR
     where = np.asarray(places)
-    parts = [lengths if fits is None else np.where(fits(part, where).T, lengths, _FAR) for part in range(num_parts)]
+    factors = (1,) * num_parts if times is None else times
+    scaled = {factor: np.where(lengths < _FAR, lengths * factor, _FAR) for factor in set(factors)}
+    parts = [
+        scaled[factor] if fits is None else np.where(fits(part, where).T, scaled[factor], _FAR)
+        for part, factor in enumerate(factors)
+    ]
     most = _least_most(parts)
     if most >= _FAR:
         return None
-    reach = [parts[0] <= most] * num_parts if fits is None else [part <= most for part in parts]
+    within = {id(part): part <= most for part in parts}
+    reach = [within[id(part)] for part in parts]
     chosen = _least_borders(reach, border)
     return tuple(places[index] for index in chosen)
 

@@ -46,10 +46,7 @@ def slot_graph(schedule: PipelineSchedule) -> SlotGraph:
     Raises:
         UsageError: where a slot needs one that is in no order.
     """
-    stages = [
-        [schedule.virtual_stage(rank, chunk) for chunk in range(schedule.num_chunks)]
-        for rank in range(schedule.num_stages)
-    ]
+    stages = [schedule.chunks_of(rank) for rank in range(schedule.num_stages)]
     forwards: dict[tuple[int, int], int] = {}
     gradients: dict[tuple[int, int], int] = {}
     virtual_stages: list[int] = []

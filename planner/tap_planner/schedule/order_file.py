@@ -9,7 +9,8 @@ One line per rank, in order, holds its slots, first to last::
 
 A slot is a letter (F forward, B whole backward, I backward of inputs, W backward of parameters), a microbatch from 0
 and, where ranks hold several chunks of the model, a point and the chunk: ``F3.1``. ``chunks: vee`` says that two chunks
-go down the ranks and up again; otherwise they are interleaved. ``name:`` and ``chunks:`` come before the ranks and may
+go down the ranks and up again, ``chunks: 0 1 1 0`` on which rank each chunk of the model lies, as many as there are
+numbers; otherwise they are interleaved. ``name:`` and ``chunks:`` come before the ranks and may
 be left out; what follows a ``#`` is a comment. How many microbatches and chunks there are the largest numbers say.
 """
 
@@ -29,6 +30,7 @@ from tap_planner.yaml_entries import near_miss
 _RANK = re.compile(r"rank +(0|[1-9][0-9]{0,5}) *:(.*)")
 _ENTRY = re.compile(r"([a-z]+) *:(.*)")
 _SLOT = re.compile(r"([FBIW])(0|[1-9][0-9]{0,5})(?:\.(0|[1-9][0-9]{0,2}))?")
+_PLACES = re.compile(r"(?:0|[1-9][0-9]{0,5})(?: +(?:0|[1-9][0-9]{0,5}))*")
 _KEYS = ("name", "chunks")
 _HINT = "Each rank has a line such as 'rank 0: F0 F1 B0 B1'."
 
@@ -47,7 +49,9 @@ def read_order(path: Path | str) -> PipelineSchedule:
 def to_text(schedule: PipelineSchedule) -> str:
     """A schedule in the text form; ``parse_order`` gives it back."""
     lines = [f"name: {schedule.name}"]
-    if schedule.chunk_order is not ChunkOrder.INTERLEAVED:
+    if schedule.places:
+        lines.append(f"chunks: {' '.join(map(str, schedule.places))}")
+    elif schedule.chunk_order is not ChunkOrder.INTERLEAVED:
         lines.append(f"chunks: {schedule.chunk_order.value}")
     for rank, order in enumerate(schedule.orders):
         lines.append(f"rank {rank}: {' '.join(map(schedule.slot_text, order))}")
@@ -84,12 +88,15 @@ def parse_order(text: str, file: str) -> PipelineSchedule:
     if not orders:
         raise UsageError(f"{file}: no rank, expected a line for each rank", hint=_HINT)
     slots = [slot for order in orders for slot in order]
+    chunks = entries.get("chunks", ChunkOrder.INTERLEAVED.value)
+    places = tuple(map(int, chunks.split())) if _PLACES.fullmatch(chunks) else ()
     return PipelineSchedule(
         name=entries.get("name", file),
         num_stages=len(orders),
         num_microbatches=1 + max(slot.microbatch for slot in slots),
-        num_chunks=1 + max(slot.chunk for slot in slots),
-        chunk_order=ChunkOrder(entries.get("chunks", ChunkOrder.INTERLEAVED.value)),
+        num_chunks=max(map(places.count, places)) if places else 1 + max(slot.chunk for slot in slots),
+        chunk_order=ChunkOrder.INTERLEAVED if places else ChunkOrder(chunks),
+        places=places,
         orders=tuple(orders),
     )
 
@@ -108,8 +115,9 @@ def _entry(line: str, place: str, known: tuple[str, ...]) -> tuple[str, str]:
     if not value:
         _fail(place, f"nothing after {key!r}", "expected a value", "Give one, or take the line out.")
     orders = [order.value for order in ChunkOrder]
-    if key == "chunks" and value not in orders:
-        _fail(place, repr(value), f"expected {' or '.join(orders)}{near_miss(value, orders)}", "Correct it.")
+    if key == "chunks" and value not in orders and not _PLACES.fullmatch(value):
+        expected = f"expected {', '.join(orders)} or the rank of each chunk, as 0 1 1 0{near_miss(value, orders)}"
+        _fail(place, repr(value), expected, "Correct it.")
     return key, value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from tap_planner.errors import UsageError
 
@@ -56,29 +57,42 @@ class PipelineSchedule:
     num_microbatches: int
     """m."""
     num_chunks: int = 1
-    """v: chunks of the model per rank."""
+    """v: chunks of the model per rank; the most of any rank where ``places`` says where chunks lie."""
     chunk_order: ChunkOrder = ChunkOrder.INTERLEAVED
+    places: tuple[int, ...] = ()
+    """Per chunk, in model order, its rank: in place of ``chunk_order``, where the maker of an order says so."""
     orders: tuple[tuple[Slot, ...], ...]
     """Per rank what it does, first to last."""
 
     @property
     def num_virtual_stages(self) -> int:
-        """Chunks that the model is cut into: p * v."""
-        return self.num_stages * self.num_chunks
+        """Chunks that the model is cut into: p * v, unless ``places`` says otherwise."""
+        return len(self.places) or self.num_stages * self.num_chunks
 
     @property
     def num_slots(self) -> int:
         """Slots of all ranks."""
         return sum(len(order) for order in self.orders)
 
+    def chunks_of(self, rank: int) -> tuple[int, ...]:
+        """Where in the model a rank's chunks lie, ascending."""
+        if self.places:
+            return _by_rank(self.places, self.num_stages)[rank]
+        return tuple(self.virtual_stage(rank, chunk) for chunk in range(self.num_chunks))
+
     def virtual_stage(self, rank: int, chunk: int) -> int:
         """Where in the model a rank's chunk lies, from 0."""
+        if self.places:
+            return self.chunks_of(rank)[chunk]
         if self.chunk_order is ChunkOrder.VEE and chunk == 1:
             return 2 * self.num_stages - 1 - rank
         return chunk * self.num_stages + rank
 
     def rank_and_chunk(self, virtual_stage: int) -> tuple[int, int]:
         """The rank of a virtual stage, and which of its chunks it is."""
+        if self.places:
+            rank = self.places[virtual_stage]
+            return rank, self.places[:virtual_stage].count(rank)
         chunk, rank = divmod(virtual_stage, self.num_stages)
         if self.chunk_order is ChunkOrder.VEE and chunk == 1:
             return self.num_stages - 1 - rank, 1
@@ -87,6 +101,12 @@ class PipelineSchedule:
     def slot_text(self, slot: Slot) -> str:
         """A slot as ``F3``, or as ``F3.1`` where ranks have several chunks (or the slot says so)."""
         return f"{slot.work.value}{slot.microbatch}" + (f".{slot.chunk}" if self.num_chunks > 1 or slot.chunk else "")
+
+
+@lru_cache(maxsize=64)
+def _by_rank(places: tuple[int, ...], num_stages: int) -> tuple[tuple[int, ...], ...]:
+    """Per rank, its chunks."""
+    return tuple(tuple(chunk for chunk, own in enumerate(places) if own == rank) for rank in range(num_stages))
 
 
 def check_counts(name: str, **counts: int) -> None:

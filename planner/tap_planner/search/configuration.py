@@ -118,6 +118,8 @@ class Pipeline:
 
     def in_flight(self, microbatches: int) -> int:
         """Whole microbatches whose activations the first stage holds at once, rounded down."""
+        if self.order is not None and self.order.places:
+            return 1  # the first stage may have a small part of the model
         if self.order is not None:
             held = peak_in_flight(self.order)[0]
         else:
