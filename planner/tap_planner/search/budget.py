@@ -28,6 +28,10 @@ MAX_WORK = 2_000_000_000
 """Additions up to which it is worth it (about 3 s)."""
 MAX_TABLE_BYTES = 2**29
 """Most bytes of the tables of all starts, which are kept to trace the solution back."""
+FEW = 500
+"""Points of a link up to which CP-SAT is quick: then a grid is worth it only where it is coarse."""
+MAX_CELLS = 4_000_000
+"""Places of a grid."""
 MAX_STARTS = 64
 """Assignments of what all links are coupled with that are gone through one after the other."""
 _NEVER = np.int64(1) << 60
@@ -85,7 +89,10 @@ def solve_on_grid(
         return None
     step = max(tolerance_ns * SCALE * weights.time // (weights.memory * roundings(run)), 1)
     effort = _Effort()
-    if limit_bytes * SCALE // step * 8 > MAX_TABLE_BYTES:
+    cells, points, starts = limit_bytes * SCALE // step + 1, len(run.points.middle.cell), len(ends.starts)
+    tables = math.prod(run.points.boundary_sizes) * (run.points.count + 2) * starts
+    is_fine = cells * points * run.points.count * starts > MAX_WORK or cells * tables * 8 > MAX_TABLE_BYTES
+    if cells > MAX_CELLS or (is_fine and points <= FEW):
         return None
     try:
         passes = [_Pass(run, ends, start, weights, limit_bytes * SCALE, ceiling, step, effort) for start in ends.starts]
