@@ -58,7 +58,7 @@ class Pipelined:
     def order(self) -> PipelineSchedule:
         """The schedule."""
         if self.seed_of_order is not None:
-            return random_schedule(self.seed_of_order)
+            return random_schedule(self.seed_of_order, chain=True)
         return make_schedule(self.schedule, self.stages, self.microbatches, self.chunks)
 
     @property
@@ -123,7 +123,7 @@ class Pipelined:
 
 def drawn(seed: int, case: Pipelined) -> Pipelined:
     """A case in an order that is drawn, with as many stages and microbatches as that has."""
-    order = random_schedule(seed)
+    order = random_schedule(seed, chain=True)
     return replace(case, stages=order.num_stages, microbatches=order.num_microbatches, seed_of_order=seed)
 
 

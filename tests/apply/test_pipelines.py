@@ -95,7 +95,7 @@ def test_models_verify(case: Pipelined) -> None:
     check(case, seed=3)
 
 
-PLACED = tuple(seed for seed in range(400) if len(set(random_schedule(seed).places)) > 1)
+PLACED = tuple(seed for seed in range(400) if len(set(random_schedule(seed, chain=True).places)) > 1)
 """Seeds of orders whose chunks lie anywhere, on several stages."""
 
 

@@ -65,23 +65,24 @@ def keys(schedule: PipelineSchedule) -> list[list[Key]]:
     ]
 
 
-def needed(key: Key, last: int, everything: set[Key]) -> list[Key]:
+def needed(key: Key, schedule: PipelineSchedule, everything: set[Key]) -> list[Key]:
     """What a slot waits for, from the definition of forward and backward."""
     work, i, stage = key
-    wanted: list[Key] = []
+    chunks = range(schedule.num_virtual_stages)
+    pairs = [(source, reader) for reader in chunks for source in schedule.reads[reader]] if schedule.reads else None
+    if pairs is None:
+        pairs = list(itertools.pairwise(chunks))
     if work is F:
-        wanted += [(F, i, stage - 1)] * (stage > 0)
-    elif work is W:
-        wanted += [(I, i, stage)]
-    else:
-        wanted += [(F, i, stage)]
-        if stage < last:
-            wanted += [(kind, i, stage + 1) for kind in (B, I) if (kind, i, stage + 1) in everything]
-    return wanted
+        return [(F, i, source) for source, reader in pairs if reader == stage]
+    if work is W:
+        return [(I, i, stage)]
+    readers = [reader for source, reader in pairs if source == stage]
+    return [(F, i, stage), *((kind, i, r) for r in readers for kind in (B, I) if (kind, i, r) in everything)]
 
 
-def random_schedule(seed: int) -> PipelineSchedule:
-    """An order that can run, as it is drawn by running: any slot that is ready comes next on its rank."""
+def random_schedule(seed: int, *, chain: bool = False) -> PipelineSchedule:
+    """An order that can run, as it is drawn by running: any slot that is ready comes next on its rank; ``chain``: every
+    chunk reads of the one before it."""
     draw = random.Random(seed)
     vee = draw.random() < 0.3
     p, m, v = draw.randint(1, 4), draw.randint(1, 4), 2 if vee else draw.randint(1, 3)
@@ -90,6 +91,10 @@ def random_schedule(seed: int) -> PipelineSchedule:
         drawn = [*range(p), *draw.choices(range(p), k=draw.randint(0, 2 * p))]
         places = tuple(draw.sample(drawn, k=len(drawn)))
         v, vee = max(map(places.count, places)), False
+    chunks = range(len(places) or p * v)
+    reads: tuple[tuple[int, ...], ...] = ()
+    if not chain and draw.random() < 0.5:  # some wait for several, some for none
+        reads = tuple(tuple(sorted(draw.sample(range(chunk), k=min(chunk, draw.randint(0, 2))))) for chunk in chunks)
     empty = PipelineSchedule(
         name="random",
         num_stages=p,
@@ -97,6 +102,7 @@ def random_schedule(seed: int) -> PipelineSchedule:
         num_chunks=v,
         chunk_order=ChunkOrder.VEE if vee else ChunkOrder.INTERLEAVED,
         places=places,
+        reads=reads,
         orders=(),
     )
     everything: set[Key] = set()
@@ -113,7 +119,7 @@ def random_schedule(seed: int) -> PipelineSchedule:
     done: set[Key] = set()
     left = sorted(everything, key=lambda key: (key[0].value, *key[1:]))
     while left:
-        key = draw.choice([key for key in left if done.issuperset(needed(key, (len(places) or p * v) - 1, everything))])
+        key = draw.choice([key for key in left if done.issuperset(needed(key, empty, everything))])
         left.remove(key)
         done.add(key)
         rank, chunk = place[key]
@@ -125,6 +131,7 @@ def random_schedule(seed: int) -> PipelineSchedule:
         num_chunks=v,
         chunk_order=empty.chunk_order,
         places=places,
+        reads=reads,
         orders=tuple(map(tuple, orders)),
     )
 

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from tap_planner.errors import UsageError
-from tap_planner.schedule import ChunkOrder, PipelineSchedule, check, parse_order, read_order, to_text
+from tap_planner.schedule import (
+    ChunkOrder,
+    Durations,
+    PipelineSchedule,
+    check,
+    makespan,
+    parse_order,
+    read_order,
+    to_text,
+)
 from tests.schedule.pipelines import random_schedule, schedule_of, schedules
 
 TEXT = """\
@@ -66,6 +75,43 @@ def test_chunks_on_wrong_ranks(chunks: str, message: str | None) -> None:
         check(found)
 
 
+TWO_WAYS = """
+chunks: 0 1 2 0
+reads: - 0 0 1,2
+rank 0: F0.0 F0.1 B0.1 B0.0
+rank 1: F0 B0
+rank 2: F0 B0
+"""
+"""A model that parts in two and comes together again."""
+
+
+def test_chunks_that_wait_for_several() -> None:
+    """Chunks that read nothing of each other run at the same time, and wait for each other nowhere."""
+    schedule = parse_order(TWO_WAYS, "order.txt")
+    check(schedule)
+    units = Durations.uniform(4, forward_ns=10, input_backward_ns=10, weight_backward_ns=10)
+    timing = makespan(schedule, units)
+    assert timing.start_ns == ((0, 20, 30, 70), (10, 50), (10, 50))
+    chain = makespan(parse_order(TWO_WAYS.replace("reads: - 0 0 1,2", ""), "order.txt"), units)
+    assert (timing.makespan_ns, chain.makespan_ns) == (90, 120)
+
+
+@pytest.mark.parametrize(
+    ("reads", "message"),
+    [
+        ("- 0 0", "what 3 chunks read, expected 4"),
+        ("- 0 0 2,1", "chunk 3 reads 2,1, expected chunks 0 to 2, each once, ascending"),
+        ("- 0 0 1,1", "chunk 3 reads 1,1, expected chunks 0 to 2, each once, ascending"),
+        ("- 0 2 1,2", "chunk 2 reads 2, expected chunks 0 to 1"),
+        ("0 0 0 1,2", "chunk 0 reads 0, expected nothing"),
+    ],
+)
+def test_chunks_that_read_what_is_not_there(reads: str, message: str) -> None:
+    """What a chunk reads is made by earlier ones, and it is said of all."""
+    with pytest.raises(UsageError, match=message):
+        check(parse_order(TWO_WAYS.replace("- 0 0 1,2", reads), "order.txt"))
+
+
 @pytest.mark.parametrize("schedule", [*schedules(range(1, 5), range(1, 5)), *map(random_schedule, range(20))])
 def test_round_trip(schedule: PipelineSchedule) -> None:
     """Text and back is the same schedule."""
@@ -77,13 +123,18 @@ def test_round_trip(schedule: PipelineSchedule) -> None:
     [
         ("", "order.txt: no rank, expected a line for each rank", "rank 0: F0"),
         ("name: x\n\n# no\n", "order.txt: no rank", "rank 0: F0"),
-        ("F0 B0", "order.txt:1: 'F0 B0', expected 'rank NUMBER: SLOTS' or 'name: ...' or 'chunks: ...'", "rank 0:"),
+        (
+            "F0 B0",
+            "order.txt:1: 'F0 B0', expected 'rank NUMBER: SLOTS' or 'name: ...' or 'chunks: ...' or 'reads: ...'",
+            "rank 0:",
+        ),
         ("\nnmae: x", "order.txt:2: 'nmae: x', expected 'rank NUMBER: SLOTS' or 'name: ...'", "rank 0:"),
-        ("chunk: vee", "or 'chunks: ...' (did you mean 'chunks'?)", "rank 0:"),
+        ("chunk: vee", "or 'reads: ...' (did you mean 'chunks'?)", "rank 0:"),
         ("rank 0: F0 B0\nname: x", "order.txt:2: 'name: x', expected 'rank NUMBER: SLOTS'", "rank 0:"),
         ("name: x\nname: y", "order.txt:2: 'name' occurs twice, expected it once", "out"),
         ("name:\nrank 0: F0 B0", "order.txt:1: nothing after 'name', expected a value", "out"),
         ("chunks: V", "order.txt:1: 'V', expected interleaved, vee or the rank of each chunk, as 0 1 1 0", "Correct"),
+        ("reads: - 0;1", "order.txt:1: '- 0;1', expected the chunks that each chunk reads, as - 0 0 1,2", "Correct"),
         ("chunks: 0 1 x", "order.txt:1: '0 1 x', expected interleaved, vee or the rank of each chunk", "Correct"),
         ("chunks: 0, 1", "order.txt:1: '0, 1', expected interleaved, vee or the rank of each chunk", "Correct"),
         ("rank 1: F0 B0", "order.txt:1: rank 1, expected rank 0", "in order"),

@@ -96,9 +96,7 @@ def deadlocks(schedule: PipelineSchedule) -> bool:
     graph: nx.DiGraph[Key] = nx.DiGraph()
     for order in orders:
         graph.add_edges_from(itertools.pairwise(order))
-        graph.add_edges_from(
-            (need, key) for key in order for need in needed(key, schedule.num_virtual_stages - 1, everything)
-        )
+        graph.add_edges_from((need, key) for key in order for need in needed(key, schedule, everything))
     return not nx.is_directed_acyclic_graph(graph)
 
 

@@ -39,7 +39,7 @@ def fixed_point(schedule: PipelineSchedule, durations: Durations) -> dict[Key, i
         for order in orders:
             for before, key in zip((None, *order), order, strict=False):
                 arrivals = [end[before]] if before else [0]
-                for need in needed(key, schedule.num_virtual_stages - 1, everything):
+                for need in needed(key, schedule, everything):
                     arrivals.append(end[need] + durations.transfer_ns * (rank_of[need] != rank_of[key]))
                 if max(arrivals) + length(key) > end[key]:
                     end[key] = max(arrivals) + length(key)

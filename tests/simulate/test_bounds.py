@@ -40,7 +40,9 @@ def schedule_of(seed: int) -> PipelineSchedule:
     if seed % 2:
         name, chunks = known[seed // 2 % len(known)]
         return make_schedule(name, 2 + seed % 3, 2 * (2 + seed % 3), chunks)
-    return next(s for number in itertools.count(100 * seed) if (s := random_schedule(number)).num_stages > 1)
+    return next(
+        s for number in itertools.count(100 * seed) if (s := random_schedule(number, chain=True)).num_stages > 1
+    )
 
 
 def drawn(name: str, seed: int, library: str) -> tuple[Program, Cluster]:

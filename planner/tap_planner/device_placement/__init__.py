@@ -7,6 +7,7 @@ from tap_planner.device_placement.exact import ExactResult, ExactStatus, solve_e
 from tap_planner.device_placement.improvement import Improved, improve
 from tap_planner.device_placement.orders import MORE_ORDERS, ORDERS, order_groups
 from tap_planner.device_placement.placing import PLACERS, Placing, Shortage, Try, place
+from tap_planner.device_placement.plans import PlacedPlan, placed_plan
 from tap_planner.device_placement.priorities import order_priority, rank_priority, upward_rank
 from tap_planner.device_placement.problem import Links, Placement, Problem, Shared
 from tap_planner.device_placement.timeline import Timeline, makespan_ns, play
@@ -20,6 +21,7 @@ __all__ = [
     "ExactStatus",
     "Improved",
     "Links",
+    "PlacedPlan",
     "Placement",
     "Placing",
     "Problem",
@@ -35,6 +37,7 @@ __all__ = [
     "order_groups",
     "order_priority",
     "place",
+    "placed_plan",
     "play",
     "rank_priority",
     "solve_exactly",

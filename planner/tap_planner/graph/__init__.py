@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tap_planner.graph.constants import ConstantStore
 from tap_planner.graph.options import BindOptions, LossKind, LossOptions
-from tap_planner.graph.stages import cut_in_stages
+from tap_planner.graph.stages import cut_in_stages, reordered
 from tap_planner.graph.types import Body, Graph, Operator, Parameter, ParameterRead, Tensor, TensorKind
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ __all__ = [
     "cut_in_stages",
     "load_model",
     "model_of_text",
+    "reordered",
     "run_body",
 ]
 

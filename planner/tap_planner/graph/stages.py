@@ -10,7 +10,31 @@ from tap_planner.errors import UsageError
 from tap_planner.graph.types import Graph, Operator, Tensor, TensorKind
 from tap_planner.operators import TRANSFER, OperatorSignature
 
-__all__ = ["cut_in_stages"]
+__all__ = ["cut_in_stages", "reordered"]
+
+
+def reordered(graph: Graph, order: Sequence[str]) -> Graph:
+    """The same graph with its operators in another order.
+
+    Args:
+        graph: the bound graph.
+        order: ids of its operators, each once, makers before readers.
+
+    Raises:
+        UsageError: it is no such order.
+    """
+    if len(order) == len(graph.operators) and all(o.id == name for o, name in zip(graph.operators, order, strict=True)):
+        return graph
+    known = {operator.id: operator for operator in graph.operators}
+    if len(order) != len(known) or set(order) != set(known):
+        raise UsageError(f"an order of {len(set(order))} operators, expected all {len(known)} of the graph, each once")
+    missing = {name for operator in graph.operators for name in operator.outputs}
+    for name in order:
+        late = next((given for given in known[name].inputs if given in missing), None)
+        if late is not None:
+            raise UsageError(f"an order of operators: {name!r} comes before what makes {late!r}, which it reads")
+        missing.difference_update(known[name].outputs)
+    return replace(graph, operators=tuple(known[name] for name in order))
 
 
 def cut_in_stages(graph: Graph, starts: Sequence[str]) -> tuple[Graph, tuple[int, ...]]:

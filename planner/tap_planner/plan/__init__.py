@@ -85,6 +85,7 @@ from tap_planner.plan.pipelines import stage_starts
 from tap_planner.plan.rule_files import load_constraints, parse_constraints
 from tap_planner.plan.rules import Constraint, parse_constraint, parse_rule, replicate_rule
 from tap_planner.plan.schema import schema
+from tap_planner.plan.unsplit import unsplit_decisions
 
 __all__ = [
     "COSTS",
@@ -179,6 +180,7 @@ __all__ = [
     "schema",
     "stage_starts",
     "to_text",
+    "unsplit_decisions",
     "with_digests",
     "write_plan",
     "write_text",

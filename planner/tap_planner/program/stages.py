@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from tap_planner.errors import ApplyError, UsageError
-from tap_planner.graph import Graph, cut_in_stages
+from tap_planner.graph import Graph, cut_in_stages, reordered
 from tap_planner.operators import TRANSFER
 from tap_planner.plan import Decisions
 from tap_planner.schedule import Work, check
@@ -15,7 +15,7 @@ _HINT = "the plan was edited or damaged: write it again with tap-plan"
 
 
 def cut_as_planned(graph: Graph, decisions: Decisions) -> Graph:
-    """Cut a graph in the stages of a plan.
+    """Cut a graph in the stages of a plan, its operators in the order of the plan.
 
     Args:
         graph: the model bound with the batch of one microbatch.
@@ -25,7 +25,7 @@ def cut_as_planned(graph: Graph, decisions: Decisions) -> Graph:
         The graph that the decisions are about; without a pipeline the same one.
 
     Raises:
-        ApplyError: the plan begins a stage where the graph has no operator.
+        ApplyError: the plan has other operators, or begins a stage where the graph has none.
     """
     if decisions.pipeline is None:
         return graph
@@ -35,7 +35,8 @@ def cut_as_planned(graph: Graph, decisions: Decisions) -> Graph:
         own = (operator.id for operator in decisions.operators[begin:end] if operator.type != TRANSFER)
         starts.extend(tuple(own)[:1])
     try:
-        return cut_in_stages(graph, starts)[0]
+        own = [operator.id for operator in decisions.operators if operator.type != TRANSFER]
+        return cut_in_stages(reordered(graph, own), starts)[0]
     except UsageError as error:
         raise ApplyError(f"the plan was made for another model: {error.message}", hint=_HINT) from error
 
@@ -171,8 +172,19 @@ class Stages:
                         f"pipeline: operator {operator.id!r} reads {name!r} of another stage without a transfer",
                         hint=_HINT,
                     )
+                self._check_reads(source, own, name)
                 found[source] = (*found.get(source, ()), index)
         return found
+
+    def _check_reads(self, source: int, chunk: int, name: str | None) -> None:
+        """Whether the schedule knows that a chunk waits for another one."""
+        assert self._pipeline is not None
+        reads = self._pipeline.schedule.reads
+        if reads and source not in reads[chunk]:
+            raise ApplyError(
+                f"pipeline: chunk {chunk} reads {name!r} of chunk {source}, which its schedule does not say",
+                hint=_HINT,
+            )
 
     def _reading_chunks(self) -> Mapping[str, set[int]]:
         readers: dict[str, set[int]] = {parameter.name: set() for parameter in self._decisions.parameters}

@@ -31,6 +31,8 @@ def check(schedule: PipelineSchedule) -> None:
         _check_places(schedule)
     elif schedule.chunk_order is ChunkOrder.VEE and schedule.num_chunks != 2:
         _fail(schedule, f"{schedule.num_chunks} chunks per rank in a vee, expected 2", "Use 2 chunks, or interleave.")
+    if schedule.reads:
+        _check_reads(schedule)
     if len(schedule.orders) != schedule.num_stages:
         _fail(
             schedule,
@@ -68,6 +70,21 @@ def _check_places(schedule: PipelineSchedule) -> None:
     most = max(len(schedule.chunks_of(rank)) for rank in range(schedule.num_stages))
     if schedule.num_chunks != most:
         _fail(schedule, f"num_chunks is {schedule.num_chunks}, expected {most} by the places", f"Say {most}.")
+
+
+def _check_reads(schedule: PipelineSchedule) -> None:
+    """It is said of every chunk what it reads, and that is made before."""
+    if len(schedule.reads) != schedule.num_virtual_stages:
+        _fail(
+            schedule,
+            f"what {len(schedule.reads)} chunks read, expected {schedule.num_virtual_stages}",
+            "Say it of every chunk, or of none.",
+        )
+    for chunk, sources in enumerate(schedule.reads):
+        if list(sources) != sorted({*sources} & {*range(chunk)}):
+            expected = f"chunks 0 to {chunk - 1}, each once, ascending" if chunk else "nothing"
+            read = ",".join(map(str, sources))
+            _fail(schedule, f"chunk {chunk} reads {read}, expected {expected}", "Correct what it reads.")
 
 
 def _check_rank(schedule: PipelineSchedule, rank: int) -> None:

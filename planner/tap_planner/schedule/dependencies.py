@@ -14,8 +14,9 @@ from tap_planner.schedule.pipeline import PipelineSchedule, Slot, Work
 class SlotGraph:
     """The slots of all ranks, numbered rank by rank in the order in which each rank runs them, with what they need.
 
-    A forward needs the forward of the virtual stage before. A backward (whole, or of inputs) needs the forward of its
-    own virtual stage and the backward (whole, or of inputs) of the next one. A backward of parameters needs that of
+    A forward needs the forward of the virtual stages that it reads: of the one before, unless the schedule says more. A
+    backward (whole, or of inputs) needs the forward of its own virtual stage and the backward (whole, or of inputs) of
+    those that read it. A backward of parameters needs that of
     inputs of its own. Besides, each slot follows the one before it on its rank.
     """
 
@@ -59,18 +60,20 @@ def slot_graph(schedule: PipelineSchedule) -> SlotGraph:
                 gradients[stage, slot.microbatch] = len(virtual_stages)
             virtual_stages.append(stage)
     needs: list[tuple[int, ...]] = []
-    last = schedule.num_virtual_stages - 1
+    readers: list[list[int]] = [[] for _ in range(schedule.num_virtual_stages)]
+    for stage in range(schedule.num_virtual_stages):
+        for source in schedule.sources(stage):
+            readers[source].append(stage)
     for slot, stage in zip((slot for order in schedule.orders for slot in order), virtual_stages, strict=True):
         microbatch = slot.microbatch
         try:
             if slot.work is Work.FORWARD:
-                needs.append((forwards[stage - 1, microbatch],) if stage else ())
+                needs.append(tuple(forwards[source, microbatch] for source in schedule.sources(stage)))
             elif slot.work is Work.WEIGHT_BACKWARD:
                 needs.append((gradients[stage, microbatch],))
-            elif stage == last:
-                needs.append((forwards[stage, microbatch],))
             else:
-                needs.append((forwards[stage, microbatch], gradients[stage + 1, microbatch]))
+                later = (gradients[reader, microbatch] for reader in readers[stage])
+                needs.append((forwards[stage, microbatch], *later))
         except KeyError:
             raise _missing(schedule, slot, stage) from None
     return SlotGraph(

@@ -10,8 +10,10 @@ One line per rank, in order, holds its slots, first to last::
 A slot is a letter (F forward, B whole backward, I backward of inputs, W backward of parameters), a microbatch from 0
 and, where ranks hold several chunks of the model, a point and the chunk: ``F3.1``. ``chunks: vee`` says that two chunks
 go down the ranks and up again, ``chunks: 0 1 1 0`` on which rank each chunk of the model lies, as many as there are
-numbers; otherwise they are interleaved. ``name:`` and ``chunks:`` come before the ranks and may
-be left out; what follows a ``#`` is a comment. How many microbatches and chunks there are the largest numbers say.
+numbers; otherwise they are interleaved. ``reads: - 0 0 1,2`` says of each chunk which earlier ones make what it reads
+(``-``: none); otherwise each reads what the one before it makes. ``name:``, ``chunks:`` and ``reads:`` come before the
+ranks and may be left out; what follows a ``#`` is a comment. How many microbatches and chunks there are the largest
+numbers say.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _RANK = re.compile(r"rank +(0|[1-9][0-9]{0,5}) *:(.*)")
 _ENTRY = re.compile(r"([a-z]+) *:(.*)")
 _SLOT = re.compile(r"([FBIW])(0|[1-9][0-9]{0,5})(?:\.(0|[1-9][0-9]{0,2}))?")
 _PLACES = re.compile(r"(?:0|[1-9][0-9]{0,5})(?: +(?:0|[1-9][0-9]{0,5}))*")
-_KEYS = ("name", "chunks")
+_READS = re.compile(r"(?:-|[0-9]{1,6}(?:,[0-9]{1,6})*)(?: +(?:-|[0-9]{1,6}(?:,[0-9]{1,6})*))*")
+_KEYS = ("name", "chunks", "reads")
 _HINT = "Each rank has a line such as 'rank 0: F0 F1 B0 B1'."
 
 
@@ -53,6 +56,8 @@ def to_text(schedule: PipelineSchedule) -> str:
         lines.append(f"chunks: {' '.join(map(str, schedule.places))}")
     elif schedule.chunk_order is not ChunkOrder.INTERLEAVED:
         lines.append(f"chunks: {schedule.chunk_order.value}")
+    if schedule.reads:
+        lines.append(f"reads: {' '.join(','.join(map(str, sources)) or '-' for sources in schedule.reads)}")
     for rank, order in enumerate(schedule.orders):
         lines.append(f"rank {rank}: {' '.join(map(schedule.slot_text, order))}")
     return "\n".join(lines) + "\n"
@@ -97,6 +102,7 @@ def parse_order(text: str, file: str) -> PipelineSchedule:
         num_chunks=max(map(places.count, places)) if places else 1 + max(slot.chunk for slot in slots),
         chunk_order=ChunkOrder.INTERLEAVED if places else ChunkOrder(chunks),
         places=places,
+        reads=_sources(entries["reads"]) if "reads" in entries else (),
         orders=tuple(orders),
     )
 
@@ -114,11 +120,18 @@ def _entry(line: str, place: str, known: tuple[str, ...]) -> tuple[str, str]:
         _fail(place, repr(line), f"expected {choices}{near_miss(key, known) if key else ''}", _HINT)
     if not value:
         _fail(place, f"nothing after {key!r}", "expected a value", "Give one, or take the line out.")
+    if key == "reads" and not _READS.fullmatch(value):
+        _fail(place, repr(value), "expected the chunks that each chunk reads, as - 0 0 1,2", "Correct it.")
     orders = [order.value for order in ChunkOrder]
     if key == "chunks" and value not in orders and not _PLACES.fullmatch(value):
         expected = f"expected {', '.join(orders)} or the rank of each chunk, as 0 1 1 0{near_miss(value, orders)}"
         _fail(place, repr(value), expected, "Correct it.")
     return key, value
+
+
+def _sources(text: str) -> tuple[tuple[int, ...], ...]:
+    """What chunks read."""
+    return tuple(() if word == "-" else tuple(map(int, word.split(","))) for word in text.split())
 
 
 def _slots(text: str, place: str) -> tuple[Slot, ...]:

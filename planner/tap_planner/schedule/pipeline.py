@@ -61,6 +61,8 @@ class PipelineSchedule:
     chunk_order: ChunkOrder = ChunkOrder.INTERLEAVED
     places: tuple[int, ...] = ()
     """Per chunk, in model order, its rank: in place of ``chunk_order``, where the maker of an order says so."""
+    reads: tuple[tuple[int, ...], ...] = ()
+    """Per chunk the earlier chunks that make what it reads, ascending; empty: each reads of the one before it."""
     orders: tuple[tuple[Slot, ...], ...]
     """Per rank what it does, first to last."""
 
@@ -87,6 +89,12 @@ class PipelineSchedule:
         if self.chunk_order is ChunkOrder.VEE and chunk == 1:
             return 2 * self.num_stages - 1 - rank
         return chunk * self.num_stages + rank
+
+    def sources(self, virtual_stage: int) -> tuple[int, ...]:
+        """The virtual stages whose results one reads."""
+        if self.reads:
+            return self.reads[virtual_stage]
+        return (virtual_stage - 1,) if virtual_stage else ()
 
     def rank_and_chunk(self, virtual_stage: int) -> tuple[int, int]:
         """The rank of a virtual stage, and which of its chunks it is."""

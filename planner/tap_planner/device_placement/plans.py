@@ -1,0 +1,134 @@
+"""A placement -> the plan that runs it: devices are stages, and work on chunks of the graph as they were played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tap_planner.graph import Graph, reordered
+from tap_planner.plan import Decisions, cut_decisions
+from tap_planner.schedule import PipelineSchedule, Slot, Work
+
+__all__ = ["PlacedPlan", "placed_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedPlan:
+    """A plan of device placement."""
+
+    graph: Graph
+    """In the order in which operators were played, with transfers."""
+    decisions: Decisions
+    """Without a pipeline where one device does everything."""
+    devices: tuple[int, ...]
+    """Per stage, its device; devices that have nothing to do are left out."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Chunk:
+    """Operators that a device runs one after the other, without waiting for another one or being waited for."""
+
+    device: int
+    operators: list[int] = field(default_factory=list)
+    is_closed: bool = False
+    """Whether another device reads what its last operator makes."""
+
+
+def placed_plan(
+    graph: Graph, whole: Decisions, device_of: Sequence[int], start_ns: Sequence[int], *, name: str
+) -> PlacedPlan:
+    """Write a placement as a pipeline of one microbatch.
+
+    A chunk begins where an operator reads what another device has made, and ends behind one whose result another device
+    reads; so nothing is sent later than it is made, nor waited for earlier than it is read, forward and backward. A
+    device runs its chunks forward in the order in which they were played, then backward the other way round.
+
+    Args:
+        graph: bound with the whole batch.
+        whole: its plan on one device (``unsplit_decisions``).
+        device_of: per operator, its device.
+        start_ns: per operator, when it was played forward; what takes no time counts as started with its first reader.
+        name: of the order, as plans show it.
+    """
+    chunks = _chunks(graph, device_of, start_ns)
+    order = [index for chunk in chunks for index in chunk.operators]
+    moved = reordered(graph, [graph.operators[index].id for index in order])
+    devices = tuple(sorted({chunk.device for chunk in chunks}))
+    if len(devices) == 1:
+        return PlacedPlan(graph=moved, decisions=_in_order(whole, moved), devices=devices)
+    stage_of = {device: stage for stage, device in enumerate(devices)}
+    places = tuple(stage_of[chunk.device] for chunk in chunks)
+    schedule = PipelineSchedule(
+        name=name,
+        num_stages=len(devices),
+        num_microbatches=1,
+        num_chunks=max(map(places.count, places)),
+        places=places,
+        reads=_reads(graph, chunks),
+        orders=tuple(_order(places.count(stage)) for stage in range(len(devices))),
+    )
+    starts = [graph.operators[chunk.operators[0]].id for chunk in chunks]
+    cut, decisions = cut_decisions(moved, _in_order(whole, moved), starts, schedule)
+    return PlacedPlan(graph=cut, decisions=decisions, devices=devices)
+
+
+def _makers(graph: Graph) -> Mapping[str, int]:
+    return {name: index for index, operator in enumerate(graph.operators) for name in operator.outputs}
+
+
+def _read(graph: Graph, makers: Mapping[str, int], index: int) -> set[int]:
+    """The operators whose results one reads."""
+    return {makers[name] for name in graph.operators[index].inputs if name is not None and name in makers}
+
+
+def _chunks(graph: Graph, device_of: Sequence[int], start_ns: Sequence[int]) -> list[_Chunk]:
+    """In the order in which their first operators were played."""
+    makers = _makers(graph)
+    sent = {
+        source
+        for index in range(len(graph.operators))
+        for source in _read(graph, makers, index)
+        if device_of[source] != device_of[index]
+    }
+    found: list[_Chunk] = []
+    current: dict[int, _Chunk] = {}
+    started = list(start_ns)
+    for index in reversed(range(len(graph.operators))):
+        for source in _read(graph, makers, index):
+            started[source] = min(started[source], started[index])
+    for index in sorted(range(len(graph.operators)), key=lambda index: (started[index], index)):
+        device = device_of[index]
+        chunk = current.get(device)
+        waits = any(device_of[source] != device for source in _read(graph, makers, index))
+        if chunk is None or chunk.is_closed or waits:
+            chunk = current[device] = _Chunk(device=device)
+            found.append(chunk)
+        chunk.operators.append(index)
+        chunk.is_closed = index in sent
+    return found
+
+
+def _reads(graph: Graph, chunks: Sequence[_Chunk]) -> tuple[tuple[int, ...], ...]:
+    """Per chunk, those that make what it reads."""
+    makers = _makers(graph)
+    chunk_of = {index: number for number, chunk in enumerate(chunks) for index in chunk.operators}
+    return tuple(
+        tuple(
+            sorted({chunk_of[source] for index in chunk.operators for source in _read(graph, makers, index)} - {number})
+        )
+        for number, chunk in enumerate(chunks)
+    )
+
+
+def _order(num_chunks: int) -> tuple[Slot, ...]:
+    """All chunks forward, then all back."""
+    forward = tuple(Slot(Work.FORWARD, 0, chunk) for chunk in range(num_chunks))
+    return (*forward, *(Slot(Work.BACKWARD, 0, chunk) for chunk in reversed(range(num_chunks))))
+
+
+def _in_order(whole: Decisions, graph: Graph) -> Decisions:
+    """The plan of one device with its operators in the order of a graph."""
+    known = {decision.id: decision for decision in whole.operators}
+    (region,) = whole.regions
+    ids = tuple(operator.id for operator in graph.operators)
+    return replace(whole, operators=tuple(known[name] for name in ids), regions=(replace(region, operators=ids),))
