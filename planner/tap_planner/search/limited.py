@@ -20,9 +20,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from tap_planner.search.choices import Choices
 from tap_planner.search.configuration import Configuration
-from tap_planner.search.envelope import Envelope
+from tap_planner.search.crossing import STEP, Crossing
 from tap_planner.search.factors import WidthError
 from tap_planner.search.master import FIRST_WINDOW, improve, solve_master
 from tap_planner.search.mixing import mix
@@ -33,10 +32,6 @@ from tap_planner.search.solver import Solver
 from tap_planner.search.terms import SCALE
 from tap_planner.search.weighting import Outcome, Weights
 
-LARGEST_WEIGHTED = 1 << 50
-"""Weighted costs of solutions stay below this (before SCALE), so that their sums stay below what is infinite."""
-LARGEST_ENTRY = 8
-"""Single entries of tables may be so many times what a solution costs."""
 CLIMB = 8
 """By how much a multiplier is raised where the limit is the least memory."""
 NEAR_THE_BOUND = 16
@@ -53,21 +48,12 @@ GUESS = 10
 """The first multiplier of all is the least time without the limit over so many times the limit; those that end a search
 have been half as much to four times as much. Where the optimum is asked for the way from the smallest solution is
 better: it leaves shares that prove more."""
-STEP = 2
-"""By how much a multiplier is raised whose solution does not fit, where none is known whose solution does."""
 ROUGH = 64
 """A bound that cannot exclude a configuration need not be nearer to the best of its kind than this part of it."""
 FAR = 64
 """One that stays this part of itself below the ceiling need not be near at all."""
-
-FINE = 16
-"""Numerators of multipliers may be so large, where that leaves costs countable: there are few fractions below that."""
 NEAR = Fraction(5, 4)
 """A multiplier of the tightened model is that much nearer to the best one than that of the relaxed one."""
-PRECISION = Fraction(17, 16)
-"""Multipliers as near as this need no further one between them."""
-POOL = 8
-"""Solutions whose values are combined."""
 LOOSE = 1000
 """A relaxed bound within this part of a solution is taken to be tight."""
 
@@ -131,24 +117,10 @@ class LimitedSearch:
         self._hint = Fraction(0)
         self._probe: tuple[int, Fraction] | None = None
         """Best Lagrangian bound met, whether or not it is the best bound, and its multiplier."""
-        self._too_large: Outcome | None = None
-        """The solution that does not fit at the largest multiplier that gave one."""
-        self._small: Outcome | None = None
-        """The solution that fits at the least multiplier that gave one."""
-        self._low = Fraction(0)
-        """The largest multiplier met whose solution does not fit."""
-        self._high: Fraction | None = None
-        """The least multiplier met whose solution fits."""
-        self._tried: set[Fraction] = set()
-        self._lines: set[tuple[int, int]] = set()
-        """(ns, bytes) of all solutions met."""
-        self._envelope = Envelope()
-        """Of the bound of the relaxed model."""
+        self._crossing = Crossing(limit_bytes, divisor, solver.costed.dearest)
         self._has_borrowed = False
         self._probe_is_optimum = False
         """Whether that bound is as good as it can be under its multiplier."""
-        self._pool: list[Choices] = []
-        """The last solutions met, whether or not they fit."""
 
     @property
     def configuration(self) -> Configuration:
@@ -261,21 +233,21 @@ class LimitedSearch:
             return
         if self.unlimited_ns and self._hint:
             self._evaluate(self._hint)
-            if self._hopeless() or self._too_large is not None:  # what is faster does not fit either
+            if self._hopeless() or self._crossing.too_large is not None:  # what is faster does not fit either
                 return
         found = self._solver.minimise(Weights(1, 0))
         self.unlimited_ns = -(-found.bound // SCALE)
         self.bound_ns = max(self.bound_ns, self.unlimited_ns)
         self.unlimited = Proof(kind=ProofKind.RELAXED, bound_ns=self.unlimited_ns)
         self._prove(self.unlimited)
-        self._envelope.add_value(0.0, self.unlimited_ns)
-        self._fits_unlimited = self._fits(found)
-        self._place(found)
+        self._crossing.envelope.add_value(0.0, self.unlimited_ns)
+        self._fits_unlimited = self._crossing.fits(found)
+        self._crossing.add(found)
         self._take(found)
 
     def _has_room(self) -> bool:
         """Whether what parameters need by themselves leaves any."""
-        if not self._tried:
+        if not self._crossing.tried:
             self.parameters_too_large = self._limit is not None and self._solver.least_own_bytes() > self._limit
         return not (self.parameters_too_large or self._solver.is_empty)
 
@@ -292,78 +264,51 @@ class LimitedSearch:
         if not hint and self._gap and self.unlimited_ns and not self._solver.is_lean:
             hint = self._rounded(Fraction(self.unlimited_ns, max(self._limit, 1) * GUESS))
         if hint:
-            if hint not in self._tried:
+            if hint not in self._crossing.tried:
                 self._evaluate(hint)
-            if self._small is None and not self._hopeless():
+            if self._crossing.small is None and not self._hopeless():
                 self._evaluate(self._rounded(hint * STEP))
             if self._hopeless():
                 return
-        if self._small is not None:
+        if self._crossing.small is not None:
             return
         smallest = self._solver.minimise(Weights(0, 1, self._divisor))
         self._take(smallest)
         if -(-smallest.bound // SCALE) > self._limit:
             self.infeasible = True
             self.proof = Proof(kind=ProofKind.INFEASIBLE, bound_ns=0)
-        elif self._fits(smallest):
-            self._place(smallest)
+        elif self._crossing.fits(smallest):
+            self._crossing.add(smallest)
 
     def _cross(self) -> None:
         """Look for the multiplier at which the limit is just kept."""
         if self._limit is None or self._hopeless():
             return
         for _ in range(MAX_CROSSINGS):
-            weight = self._next_multiplier()
-            if weight is None or weight in self._tried or self._hopeless() or self._is_settled():
+            weight = self._crossing.next_multiplier(self.unlimited_ns)
+            if weight is None or weight in self._crossing.tried or self._hopeless() or self._is_settled():
                 break
             if self._evaluate(weight):
                 break
         self._mix()
 
-    def _next_multiplier(self) -> Fraction | None:
-        """Where the bound may be largest, or else between the two multipliers that the limit lies between; None where
-        they are near enough."""
-        if self._too_large is None:
-            return None
-        found = self._envelope.peak()
-        if found is not None:
-            crossing = self._rounded(Fraction(found[1]))
-            if self._high is None and self._low:  # the solution that fits is the smallest, and may be very slow
-                crossing = min(crossing, self._rounded(self._low * STEP))
-            if self._low < crossing and (self._high is None or crossing < self._high):
-                return crossing
-        if self._high is None:
-            return self._rounded(self._low * 8 if self._low else Fraction(1, 16))
-        if self._high <= self._low * PRECISION:
-            return None
-        return self._rounded((self._low + self._high) / 2 if self._high < 4 * self._low else self._high / 4)
-
     def _is_settled(self) -> bool:
         """Whether a bound of this kind cannot come up to the ceiling, and is nearly as good as it can be."""
-        found = self._envelope.peak()
+        found = self._crossing.envelope.peak()
         if self._divisor == 1 or self._ceiling is None or found is None:
             return False
         most = found[0]
         return most < self._ceiling and (most - self.bound_ns < most / ROUGH or self._ceiling - most > most / FAR)
 
     def _rounded(self, weight: Fraction) -> Fraction:
-        """A multiplier near ``weight`` under which costs stay countable."""
-        known = [found for found in (self._too_large, self._small) if found is not None]
-        slowest = min(max((found.ns for found in known), default=1), 8 * max(self.unlimited_ns, 1))
-        slowest = max(slowest, self._solver.costed.dearest // LARGEST_ENTRY)
-        most_bytes = max((found.num_bytes for found in known), default=1)
-        weight = min(weight, Fraction(max(LARGEST_WEIGHTED // most_bytes, 1)))
-        largest = LARGEST_WEIGHTED // max(slowest, most_bytes * math.ceil(weight))
-        if 0 < weight * largest < FINE:  # below 1, bytes count for less than they are
-            largest = min(math.ceil(FINE / weight), LARGEST_WEIGHTED // max(slowest, math.ceil(most_bytes * weight)))
-        return weight.limit_denominator(max(largest, 1))
+        return self._crossing.rounded(weight, self.unlimited_ns)
 
     def _mix(self) -> None:
         """Mix the two solutions around the limit."""
-        if self._divisor > 1 or self._too_large is None or self._small is None:
+        if self._divisor > 1 or self._crossing.too_large is None or self._crossing.small is None:
             return
         assert self._limit is not None
-        found = mix(self._solver.costed, self._too_large, self._small, self._limit)
+        found = mix(self._solver.costed, self._crossing.too_large, self._crossing.small, self._limit)
         if found is not None:
             self._take(found)
 
@@ -428,7 +373,7 @@ class LimitedSearch:
         self._evaluate(weight, depth)
         tried = {weight}
         for _ in range(MAX_EXACT_CROSSINGS):
-            found = self._highest_crossing()
+            found = self._crossing.highest()
             if self._hopeless() or found is None or self.bound_ns >= found[0] - found[0] // LEAST_RISE:
                 break
             weight = self._rounded(found[1])
@@ -437,22 +382,10 @@ class LimitedSearch:
             tried.add(weight)
             self._evaluate(weight, depth)
 
-    def _highest_crossing(self) -> tuple[Fraction, Fraction] | None:
-        """(value, multiplier) where the least of all lines is largest; None without lines that rise and that do not."""
-        assert self._limit is not None
-        slopes = [(ns, num_bytes - self._limit) for ns, num_bytes in self._lines]
-        rising = [line for line in slopes if line[1] > 0]
-        falling = [line for line in slopes if line[1] <= 0]
-        crossings = {
-            Fraction(low[0] - high[0], high[1] - low[1]) for high in rising for low in falling if low[0] > high[0]
-        }
-        values = ((min(ns + weight * slope for ns, slope in slopes), weight) for weight in crossings)
-        return max(values, default=None)
-
     def _improve(self) -> None:
         """Let the master combine the values that the best solutions met so far use, with any settings; outside runs,
         where not much depends on them, with all that may belong to a better one."""
-        if self._limit is None or not self._pool:
+        if self._limit is None or not self._crossing.pool:
             return
         ceiling = self._known_ceiling()
         if ceiling <= self.bound_ns:
@@ -470,8 +403,8 @@ class LimitedSearch:
         """By class, few values that solutions better than a ceiling may be made of; all where a class is missing."""
         assert self._limit is not None
         solver, used = self._solver, dict[int, set[int]]()
-        fitting = [self._small.choices] if solver.is_lean and self._small is not None else []
-        for choices in (*self._pool, *fitting):
+        fitting = [self._crossing.small.choices] if solver.is_lean and self._crossing.small is not None else []
+        for choices in (*self._crossing.pool, *fitting):
             if choices is not None:
                 choices.add_used(used)
         if not solver.is_lean:
@@ -510,30 +443,12 @@ class LimitedSearch:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _fits(self, found: Outcome) -> bool:
-        return self._limit is None or found.divided_bytes(self._divisor) <= self._limit
-
     def _take(self, found: Outcome) -> None:
         """Keep a solution that fits, if it is faster."""
         if found.choices is None or self._divisor > 1 or (self._limit is not None and found.num_bytes > self._limit):
             return
         if self.best is None or found.ns < self.best.ns:
             self.best = found
-
-    def _place(self, found: Outcome) -> None:
-        """Remember a solution as one of the two around the limit."""
-        if found.choices is None:
-            return
-        if self._limit is not None:
-            self._envelope.add_line(found.ns, found.divided_bytes(self._divisor) - self._limit)
-        if self._divisor == 1 and self._limit is not None:
-            self._pool = [*self._pool[1 - POOL :], found.choices]
-            self._lines.add((found.ns, found.num_bytes))
-        if self._fits(found):
-            if self._small is None or found.ns < self._small.ns:
-                self._small = found
-        elif self._too_large is None or found.ns > self._too_large.ns:
-            self._too_large = found
 
     def _prove(self, proof: Proof) -> None:
         """Remember how elimination gives the best bound."""
@@ -546,7 +461,7 @@ class LimitedSearch:
     def _evaluate(self, multiplier: Fraction, depth: _Depth = _Depth.RELAXED) -> bool:
         """Minimise under a multiplier; whether that is the best one, up to what the relaxed model leaves open."""
         assert self._limit is not None
-        self._tried.add(multiplier)
+        self._crossing.tried.add(multiplier)
         weights = self._weights(multiplier)
         if depth is _Depth.RELAXED:
             found = self._solver.minimise(weights)
@@ -567,19 +482,15 @@ class LimitedSearch:
             )
         )
         if depth is _Depth.RELAXED and not self._solver.parts.shares:
-            self._envelope.add_value(float(multiplier), dual)
+            self._crossing.envelope.add_value(float(multiplier), dual)
         if self._probe is None or dual > self._probe[0]:
             self._probe = (dual, multiplier)
             self._probe_is_optimum = depth is not _Depth.RELAXED and found.bound >= found.weighted(weights)
         if dual > self.bound_ns:
             self.bound_ns, self.multiplier = dual, multiplier
-        known = [other.weighted(weights) for other in (self._too_large, self._small) if other is not None]
-        self._place(found)
+        known = self._crossing.weighted(weights)
+        self._crossing.add_at(multiplier, found)
         self._take(found)
-        if self._fits(found):
-            self._high = multiplier if self._high is None else min(self._high, multiplier)
-        else:
-            self._low = max(self._low, multiplier)
         least = min((*known, found.weighted(weights)))
         return len(known) == 2 and found.weighted(weights) >= min(known) and least - found.bound < least // LOOSE
 
