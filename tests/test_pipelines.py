@@ -317,6 +317,7 @@ def test_the_order_of_a_known_schedule_gives_its_plan(tmp_path: Path) -> None:
         (ORDER, "--chunks 2", "--chunks 2: the order 'mine' has 1"),
         (ORDER, "--batch 6", "a batch of 6 cannot be cut in the 4 microbatches"),
         (ORDER, "--schedule 1f1d", "no such file, and not one of"),
+        (PLACED.replace("rank 0", "reads: - 0 0\nrank 0"), "", "reads what chunk 1 makes, which 'reads' does not say"),
     ],
 )
 def test_orders_that_do_not_fit(

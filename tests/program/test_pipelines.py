@@ -246,9 +246,9 @@ def test_the_cut_follows_from_the_plan() -> None:
 
 
 def test_another_model_is_refused() -> None:
-    """A plan whose stages begin at operators that the model does not have."""
+    """A plan with operators that the model does not have."""
     case = replace(GPT2, model="hm_llama_tiny")
-    with pytest.raises(ApplyError, match=r"another model: pipeline stages: no operator is called"):
+    with pytest.raises(ApplyError, match=r"another model: an order of operators: no operator is called"):
         lower_plan(case.graph(case.microbatches), decided())
 
 

@@ -26,6 +26,9 @@ def reordered(graph: Graph, order: Sequence[str]) -> Graph:
     if len(order) == len(graph.operators) and all(o.id == name for o, name in zip(graph.operators, order, strict=True)):
         return graph
     known = {operator.id: operator for operator in graph.operators}
+    unknown = next((name for name in order if name not in known), None)
+    if unknown is not None:
+        raise UsageError(f"an order of operators: no operator is called {unknown!r}")
     if len(order) != len(known) or set(order) != set(known):
         raise UsageError(f"an order of {len(set(order))} operators, expected all {len(known)} of the graph, each once")
     missing = {name for operator in graph.operators for name in operator.outputs}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tap_planner.errors import UsageError
 from tap_planner.graph import Graph, Operator, TensorKind, cut_in_stages
 from tap_planner.operators import TRANSFER, rule_of
 from tap_planner.plan.bucketing import bucketed
@@ -51,11 +52,32 @@ def cut_decisions(
         The graph with its transfers, and the decisions about it.
 
     Raises:
-        UsageError: an operator is not there, or they are not in order.
+        UsageError: an operator is not there, they are not in order, or a chunk reads another one without the schedule's
+            saying so.
     """
     cut, chunks = cut_in_stages(graph, starts)
+    _check_reads(cut, chunks, schedule)
     pipeline = PipelineDecision(chunks=chunks, schedule=schedule, scatter_axes=scatter_axes)
     return cut, _Cutting(graph, decisions, cut, pipeline).result()
+
+
+def _check_reads(cut: Graph, chunks: Sequence[int], schedule: PipelineSchedule) -> None:
+    if not schedule.reads:
+        return
+    made: dict[str, int] = {}
+    for number, (begin, end) in enumerate(itertools.pairwise((*chunks, len(cut.operators)))):
+        operators = cut.operators[begin:end]
+        read = {made[name] for each in operators for name in each.inputs if name is not None and name in made}
+        missing = sorted(read - {*schedule.reads[number]})
+        if missing:
+            first = next(each.id for each in operators if each.type != TRANSFER)
+            true = ",".join(map(str, sorted(read)))
+            raise UsageError(
+                f"pipeline schedule {schedule.name!r}: chunk {number}, from {first!r} on, reads what chunk {missing[0]} "
+                "makes, which 'reads' does not say",
+                hint=f"Write {true} for chunk {number}, or leave 'reads' out: each then waits for the one before.",
+            )
+        made.update((name, number) for each in operators for name in each.outputs)
 
 
 def join_decisions(graph: Graph, cut: Graph, decisions: Decisions, regions: Sequence[Region]) -> Decisions:
