@@ -73,8 +73,8 @@ def _check_reads(cut: Graph, chunks: Sequence[int], schedule: PipelineSchedule) 
             first = next(each.id for each in operators if each.type != TRANSFER)
             true = ",".join(map(str, sorted(read)))
             raise UsageError(
-                f"pipeline schedule {schedule.name!r}: chunk {number}, from {first!r} on, reads what chunk {missing[0]} "
-                "makes, which 'reads' does not say",
+                f"pipeline schedule {schedule.name!r}: chunk {number}, from {first!r} on, reads what chunk "
+                f"{missing[0]} makes, which 'reads' does not say",
                 hint=f"Write {true} for chunk {number}, or leave 'reads' out: each then waits for the one before.",
             )
         made.update((name, number) for each in operators for name in each.outputs)
