@@ -21,12 +21,10 @@ from tap_planner.apply import (
     verify_program,
 )
 from tap_planner.cluster import load_cluster
-from tap_planner.device_placement import PlacedPlan, place, placed_plan, play
-from tap_planner.device_placement.building import Built, problem_of
+from tap_planner.device_placement import Built, PlacedPlan, place, placed_plan, play, problem_of
 from tap_planner.errors import ApplyError, UsageError
 from tap_planner.graph import BindOptions, Graph, LossOptions, ModelFile, bind, reordered
 from tap_planner.operators import TRANSFER
-from tap_planner.plan import unsplit_decisions
 from tap_planner.program import Send, lower, lower_plan
 from tap_planner.schedule import check
 from tap_planner.simulate import simulate
@@ -77,21 +75,9 @@ class Case:
     graph: Graph
     built: Built
 
-    @property
-    def training(self) -> bool:
-        """Whether there is a backward."""
-        return self.options.training
-
     def plan(self, placement: Sequence[int], priority: Sequence[int]) -> PlacedPlan:
         """A placement, played and written as a plan."""
-        timeline = play(self.built.problem, tuple(placement), priority)
-        device_of = [0] * len(self.graph.operators)
-        for group, members in enumerate(self.built.operators):
-            for index in members:
-                device_of[index] = placement[group]
-        starts = [int(ns) for ns in timeline.start_ns[: len(self.graph.operators)]]
-        whole = unsplit_decisions(self.graph, training=self.training, precision="fp32")
-        return placed_plan(self.graph, whole, device_of, starts, name="placed")
+        return placed_plan(self.graph, self.built, placement, priority, precision="fp32")
 
     def drawn(self, seed: int) -> PlacedPlan:
         """Any placement, played in any order."""

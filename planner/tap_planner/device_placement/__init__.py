@@ -1,6 +1,7 @@
 """Whole operators on devices, by graph traversal order."""
 
 from tap_planner.device_placement.bounds import lower_bound_ns
+from tap_planner.device_placement.building import Built, problem_of
 from tap_planner.device_placement.contiguous import Contiguous, contiguous
 from tap_planner.device_placement.earliest_finish import earliest_finish
 from tap_planner.device_placement.exact import ExactResult, ExactStatus, solve_exactly
@@ -16,6 +17,7 @@ __all__ = [
     "MORE_ORDERS",
     "ORDERS",
     "PLACERS",
+    "Built",
     "Contiguous",
     "ExactResult",
     "ExactStatus",
@@ -39,6 +41,7 @@ __all__ = [
     "place",
     "placed_plan",
     "play",
+    "problem_of",
     "rank_priority",
     "solve_exactly",
     "upward_rank",

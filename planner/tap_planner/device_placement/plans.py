@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tap_planner.device_placement.building import Built
+from tap_planner.device_placement.timeline import play
 from tap_planner.graph import Graph, reordered
-from tap_planner.plan import Decisions, cut_decisions
+from tap_planner.plan import Decisions, cut_decisions, unsplit_decisions
 from tap_planner.schedule import PipelineSchedule, Slot, Work
 
 __all__ = ["PlacedPlan", "placed_plan"]
@@ -35,9 +37,18 @@ class _Chunk:
 
 
 def placed_plan(
-    graph: Graph, whole: Decisions, device_of: Sequence[int], start_ns: Sequence[int], *, name: str
+    graph: Graph,
+    built: Built,
+    placement: Sequence[int],
+    priority: Sequence[int],
+    *,
+    precision: str,
+    optimizer: str = "adamw",
+    optimizer_states: str = "fp32",
+    loss_output: str = "",
+    name: str = "placed",
 ) -> PlacedPlan:
-    """Write a placement as a pipeline of one microbatch.
+    """Play a placement and write it as a pipeline of one microbatch.
 
     A chunk begins where an operator reads what another device has made, and ends behind one whose result another device
     reads; so nothing is sent later than it is made, nor waited for earlier than it is read, forward and backward. A
@@ -45,12 +56,29 @@ def placed_plan(
 
     Args:
         graph: bound with the whole batch.
-        whole: its plan on one device (``unsplit_decisions``).
-        device_of: per operator, its device.
-        start_ns: per operator, when it was played forward; what takes no time counts as started with its first reader.
+        built: what was placed of it.
+        placement: per group, its device.
+        priority: per task, what a device runs first of what is ready (``Placing.priority``).
+        precision: as ``built`` was made for.
+        optimizer: the same.
+        optimizer_states: the same.
+        loss_output: ONNX name of the output that the loss reads.
         name: of the order, as plans show it.
     """
-    chunks = _chunks(graph, device_of, start_ns)
+    whole = unsplit_decisions(
+        graph,
+        training=bool(built.problem.is_backward.any()),
+        precision=precision,
+        optimizer=optimizer,
+        optimizer_states=optimizer_states,
+        loss_output=loss_output,
+    )
+    timeline = play(built.problem, tuple(placement), priority)
+    device_of = [0] * len(graph.operators)
+    for group, members in enumerate(built.operators):
+        for index in members:
+            device_of[index] = placement[group]
+    chunks = _chunks(graph, device_of, [int(ns) for ns in timeline.start_ns[: len(graph.operators)]])
     order = [index for chunk in chunks for index in chunk.operators]
     moved = reordered(graph, [graph.operators[index].id for index in order])
     devices = tuple(sorted({chunk.device for chunk in chunks}))
@@ -82,7 +110,14 @@ def _read(graph: Graph, makers: Mapping[str, int], index: int) -> set[int]:
 
 
 def _chunks(graph: Graph, device_of: Sequence[int], start_ns: Sequence[int]) -> list[_Chunk]:
-    """In the order in which their first operators were played."""
+    """In the order in which their first operators were played; what takes no time counts as started with its first
+    reader.
+
+    Args:
+        graph: the graph.
+        device_of: per operator, its device.
+        start_ns: per operator, when it was played forward.
+    """
     makers = _makers(graph)
     sent = {
         source
