@@ -12,6 +12,7 @@ from tap_planner.device_placement.plans import PlacedPlan, placed_plan
 from tap_planner.device_placement.priorities import order_priority, rank_priority, upward_rank
 from tap_planner.device_placement.problem import Links, Placement, Problem, Shared
 from tap_planner.device_placement.timeline import Timeline, makespan_ns, play
+from tap_planner.device_placement.topology import DevicePlace
 
 __all__ = [
     "MORE_ORDERS",
@@ -19,6 +20,7 @@ __all__ = [
     "PLACERS",
     "Built",
     "Contiguous",
+    "DevicePlace",
     "ExactResult",
     "ExactStatus",
     "Improved",

@@ -1,0 +1,179 @@
+"""A bound graph and a cluster -> what is placed: every operator a forward task, and a backward task in training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tap_planner.cluster import Cluster
+from tap_planner.cost import ComputeModel, num_communicators, operator_times_ns, optimizer_ns
+from tap_planner.device_placement.graph_tasks import Tasks
+from tap_planner.device_placement.grouping import Groups, group_operators, parameters_read
+from tap_planner.device_placement.holdings import holdings_of
+from tap_planner.device_placement.problem import Problem
+from tap_planner.device_placement.topology import DevicePlace, device_places, links_of
+from tap_planner.errors import UsageError
+from tap_planner.graph import Graph
+from tap_planner.operators import OperatorSignature, rule_of
+from tap_planner.yaml_entries import near_miss
+
+__all__ = ["Built", "problem_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Built:
+    """A problem, and what its numbers mean in graph and cluster."""
+
+    problem: Problem
+    operators: tuple[tuple[int, ...], ...]
+    """By group: indices into ``Graph.operators``, ascending."""
+    task_operator: tuple[int, ...]
+    """By task: index into ``Graph.operators``. Forward tasks have the operator's number; backward tasks follow."""
+    devices: tuple[DevicePlace, ...]
+    """By device; devices are the ranks of the cluster."""
+
+
+def problem_of(
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    precision: str,
+    training: bool,
+    optimizer: str = "adamw",
+    optimizer_states: str = "fp32",
+    allowed: Mapping[str, Collection[int]] | None = None,
+    limit_bytes: int | None = None,
+) -> Built:
+    """What is placed of a graph on a cluster; docs/traversal-orders.md, "From a graph and a cluster", says it in words.
+
+    Args:
+        graph: bound with the whole batch; for training with ``BindOptions.training``, for inference with ``ends`` if
+            caches shall be known.
+        cluster: every device of it.
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``fp64``.
+        training: whether there is a backward, and an optimizer.
+        optimizer: ``adamw`` or ``sgd``; in training.
+        optimizer_states: of AdamW's moments, ``fp32`` or ``bf16``.
+        allowed: by operator (its id) the devices (ranks) on which it may lie; what is kept with it lies there too.
+        limit_bytes: what each device may hold; None: its memory less what is reserved.
+
+    Raises:
+        UsageError: training of a graph that was bound for inference, an unknown operator or device in ``allowed``, or
+            nowhere to put operators that are kept together.
+        ClusterError: a device has no peak that serves the precision.
+    """
+    if training and graph.loss is None:
+        raise UsageError(
+            f"{graph.name} was bound without a loss, so it has no backward",
+            hint="Bind it with BindOptions(training=True).",
+        )
+    places = device_places(cluster)
+    groups = group_operators(graph, training=training)
+    computes = tuple(ComputeModel(device, precision) for device in cluster.devices)
+    tasks = Tasks(graph, groups, computes[0], training=training)
+    times = np.stack([_times(tasks, compute, optimizer, optimizer_states) for compute in computes], axis=1)
+    held = holdings_of(
+        graph, groups, computes[0], optimizer=optimizer, optimizer_states=optimizer_states, training=training
+    )
+    problem = Problem(
+        task_ns=times[:, [place.node_group for place in places]],
+        group_of=np.asarray([groups.of[index] for index in tasks.operator], dtype=np.int64),
+        is_backward=np.arange(len(tasks.operator)) >= len(graph.operators),
+        tensor_producer=np.asarray(tasks.producer, dtype=np.int64),
+        tensor_bytes=np.asarray(tasks.num_bytes, dtype=np.int64),
+        edge_tensor=np.asarray([tensor for tensor, _ in tasks.edges], dtype=np.int64),
+        edge_consumer=np.asarray([reader for _, reader in tasks.edges], dtype=np.int64),
+        fixed_bytes=held.fixed_bytes,
+        capacity_bytes=_capacity(cluster, places, limit_bytes),
+        allowed=_allowed(graph, groups, len(places), allowed or {}),
+        links=links_of(cluster),
+        shared=held.shared,
+        group_names=tuple(graph.operators[members[0]].id for members in groups.members),
+    )
+    return Built(problem=problem, operators=groups.members, task_operator=tuple(tasks.operator), devices=places)
+
+
+_Kind = tuple[OperatorSignature, tuple[bool, ...]]
+
+
+def _times(tasks: Tasks, compute: ComputeModel, optimizer: str, optimizer_states: str) -> np.ndarray:
+    """int64 [num_tasks] on one kind of device; the optimizer's time counts with the last backward that needs it."""
+    graph, known = tasks.graph, dict[_Kind, tuple[int, int]]()
+    found = np.zeros(len(tasks.operator), dtype=np.int64)
+    for index, operator in enumerate(graph.operators):
+        needed = tasks.gradients[index] or (False,) * len(operator.inputs)
+        key = (operator.signature, needed)
+        if key not in known:
+            known[key] = _operator_ns(compute, operator.signature, needed)
+        found[index], backward_ns = known[key]
+        if index in tasks.backward:
+            found[tasks.backward[index]] = backward_ns
+    for num_elements, task in _updates(tasks):
+        found[task] += optimizer_ns(
+            num_elements,
+            shards=1,
+            zero_level=0,
+            precision=compute.precision,
+            optimizer=optimizer,
+            optimizer_states=optimizer_states,
+            device=compute.device,
+        )
+    return found
+
+
+def _operator_ns(compute: ComputeModel, signature: OperatorSignature, needed: Sequence[bool]) -> tuple[int, int]:
+    """Forward and backward of a whole operator."""
+    return operator_times_ns(
+        compute,
+        signature,
+        factor_sizes=tuple(factor.size for factor in rule_of(signature).factors),
+        input_elements=[0 if operand is None else operand.num_elements for operand in signature.inputs],
+        output_elements=[output.num_elements for output in signature.outputs],
+        requires_gradient=needed,
+    )
+
+
+def _updates(tasks: Tasks) -> Iterator[tuple[int, int]]:
+    """Per trained parameter its elements and the task that its update is added to.
+
+    That is the backward of its first reader, which comes last; where no reader has one, the forward of the first.
+    """
+    first: dict[str, int] = {}
+    with_backward: dict[str, int] = {}
+    for index, operator in enumerate(tasks.graph.operators):
+        for name in parameters_read(tasks.graph, operator):
+            first.setdefault(name, index)
+            if index in tasks.backward:
+                with_backward.setdefault(name, tasks.backward[index])
+    for parameter in tasks.graph.parameters:
+        if parameter.trainable and tasks.training and parameter.name in first:
+            yield parameter.type.num_elements, with_backward.get(parameter.name, first[parameter.name])
+
+
+def _capacity(cluster: Cluster, places: Sequence[DevicePlace], limit_bytes: int | None) -> np.ndarray:
+    """int64 [num_devices]: the limit, less the buffers of the communicator through which all is sent."""
+    buffers = num_communicators((), cluster.num_devices) * cluster.collective_buffers_bytes
+    limits = [
+        place.device.memory_bytes - cluster.reserved_memory_bytes if limit_bytes is None else limit_bytes
+        for place in places
+    ]
+    return np.asarray([max(0, limit - buffers) for limit in limits], dtype=np.int64)
+
+
+def _allowed(graph: Graph, groups: Groups, count: int, given: Mapping[str, Collection[int]]) -> np.ndarray:
+    """bool [num_groups, num_devices]."""
+    numbers = {operator.id: index for index, operator in enumerate(graph.operators)}
+    found = np.ones((len(groups.members), count), dtype=bool)
+    for name, devices in given.items():
+        if name not in numbers:
+            raise UsageError(
+                f"the graph has no operator {name!r}{near_miss(name, numbers)}",
+                hint="Operators are called by their first output.",
+            )
+        wrong = next((device for device in devices if not 0 <= device < count), None)
+        if wrong is not None:
+            raise UsageError(f"operator {name!r}: device {wrong}, expected 0 to {count - 1}", hint="Give ranks.")
+        found[groups.of[numbers[name]]] &= np.isin(np.arange(count), list(devices))
+    return found
