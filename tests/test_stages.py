@@ -198,3 +198,19 @@ def test_a_decoder_of_two_kinds_of_blocks() -> None:
     document = api.make_plan(PlanRequest(model=DATA / "t5_tiny.onnx", cluster=CLUSTER, options=options))
     assert document.pipeline.num_stages == 2 and expand(document).num_stages == 2
     assert api.verify_certificate(document, DATA / "t5_tiny.onnx").findings == ()
+
+
+def test_what_did_not_fit_is_no_worse_with_more_microbatches() -> None:
+    """Parts whose plan did not fit once it was cut make those of as many microbatches or fewer less likely, not those of
+    more, in which stages hold less, nor other schedules."""
+    prepared = api.prepare_search(request())
+    found = staging._Search(prepared, lambda *_: None, lambda _: None)  # type: ignore[arg-type,return-value]
+    parts = [number for number, part in enumerate(prepared.requests) if part.pipeline is not None]
+    keys = {n: (p.num_stages, p.schedule, p.num_chunks) for n in parts if (p := prepared.requests[n].pipeline)}
+    before = {number: found._expected_ns(number) for number in parts}
+    found._failed[2, "1f1b", 1] = [4]
+    for number in parts:
+        is_less_likely = keys[number] == (2, "1f1b", 1) and (prepared.requests[number].microbatches or 0) <= 4
+        times = staging.FAILED if is_less_likely else 1.0
+        assert found._expected_ns(number) == pytest.approx(before[number] * times)
+    assert {prepared.requests[n].microbatches for n in parts if keys[n] == (2, "1f1b", 1)} >= {2, 4, 8}

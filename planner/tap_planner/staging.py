@@ -131,6 +131,8 @@ class _Search:
         """By number of stages, microbatch counts with how many times as long as expected their best plan takes."""
         self._losses: dict[int, dict[tuple[str, int], float]] = {}
         """By number of stages, of schedules and chunks, how many times as long as expected a plan takes once cut."""
+        self._failed: dict[tuple[int, str, int], list[int]] = {}
+        """By number of stages, schedule and chunks, the microbatch counts whose plan did not fit once cut."""
 
     def plan(self) -> StagedPlan:
         """Search part after part."""
@@ -201,6 +203,8 @@ class _Search:
         uneven = -(-layers // parts) * parts / layers if layers >= pipeline.num_stages else 1.0
         known = self._losses.get(pipeline.num_stages, {})
         times = known.get((pipeline.schedule, pipeline.num_chunks), min(known.values(), default=1.0))
+        failed = self._failed.get((pipeline.num_stages, pipeline.schedule, pipeline.num_chunks), ())
+        times *= FAILED ** sum(other >= count for other in failed)  # with more microbatches stages hold less
         return (1 + left / count) * uneven * times
 
     def _split_ns(self, number: int) -> float:
@@ -292,7 +296,7 @@ class _Search:
             found = self._fitting(number, result)
         except (LimitReachedError, UsageError) as failure:
             self._failures.append(failure)
-            losses[key] = losses.get(key, 1.0) * FAILED
+            self._failed.setdefault((request.num_stages, *key), []).append(request.microbatches or 1)
         else:
             losses[key] = losses.get(key, 1.0) * found.objective_ns * request.num_stages / expected
 
