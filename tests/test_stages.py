@@ -201,8 +201,8 @@ def test_a_decoder_of_two_kinds_of_blocks() -> None:
 
 
 def test_what_did_not_fit_is_no_worse_with_more_microbatches() -> None:
-    """Parts whose plan did not fit once it was cut make those of as many microbatches or fewer less likely, not those of
-    more, in which stages hold less, nor other schedules."""
+    """Parts whose plan did not fit once it was cut make those of as many microbatches or fewer less likely; not those
+    of more, in which stages hold less, nor other schedules."""
     prepared = api.prepare_search(request())
     found = staging._Search(prepared, lambda *_: None, lambda _: None)  # type: ignore[arg-type,return-value]
     parts = [number for number, part in enumerate(prepared.requests) if part.pipeline is not None]
