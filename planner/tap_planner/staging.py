@@ -30,8 +30,8 @@ _log = logging.getLogger("tap_planner")
 
 MAX_SHOWN = 4
 """Plans of other numbers of stages that are told of."""
-MAX_SEARCHED = 450_000
-"""Operators x meshes of the parts that are searched (some 20 of 175B on 1,024 devices, all of a small model); of the
+MAX_SEARCHED = 250_000
+"""Operators x meshes of the parts that are searched (some 15 of 175B on 1,024 devices, all of a small model); of the
 others it is only known what they take at least."""
 MAX_CUT = 25_000
 """Operators of the plans of parts that are cut in stages and made to fit (8 of 175B)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tap_planner.cluster import enumerate_meshes, load_cluster, mesh_on, part_of
 from tap_planner.errors import InfeasibleError
 from tap_planner.plan import PlanOptions, PlanRequest, check_digests, device_kinds, from_text, parse_constraint, to_text
 from tap_planner.program import lower
-from tap_planner.search import NotOnAllError, fewer_devices, least_ns, search, useful_meshes
+from tap_planner.search import NotOnAllError, fewer, fewer_devices, least_ns, search, useful_meshes
 from tap_planner.simulate import price_program
 from tests.graph.models import DATA
 
@@ -168,3 +169,16 @@ def test_rules_that_only_fewer_devices_can_keep() -> None:
     assert caught.value.exit_code == 3 and "--allow-idle: the mesh dp=2,tp=3 keeps" in caught.value.hint
     document = make_plan(asked("hm_gpt_tiny", SEVEN, replace(options, allow_idle=True)))
     assert 0 < document.mesh.num_left_out == 7 - len(document.mesh.ranks)
+
+
+def test_parts_that_are_far_are_searched_in_small_models_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where searches take seconds, parts that are likely to be far slower are left out; else they may be the answer."""
+    prepared = prepare_search(asked("hm_gpt_tiny", SEVEN, GPT))
+    result = search(prepared.request)
+    searched: list[int] = []
+    monkeypatch.setattr(fewer, "search", lambda request: searched.append(len(request.meshes)) or search(request))
+    monkeypatch.setattr(fewer, "_FAR", Fraction(-1))
+    assert fewer_devices(prepared.request, result) is not None and searched
+    searched.clear()
+    monkeypatch.setattr(fewer, "_MANY", 0)
+    assert fewer_devices(prepared.request, result) is None and not searched
