@@ -10,7 +10,7 @@ from tap_planner import api
 from tap_planner.cluster import Cluster
 from tap_planner.plan import PlanOptions, PlanRequest
 from tap_planner.requests import limit_bytes
-from tap_planner.search import SearchResult, lane, search, verify_leaves
+from tap_planner.search import SearchResult, lane, least_ns, search, verify_leaves
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -33,6 +33,17 @@ def searched(max_axes: int) -> SearchResult:
     assert verify_leaves(given.requests, limit, result.leaves, replay=False) == ()
     assert {leaf.mesh.count("=") for leaf in result.leaves} == set(range(1, max_axes + 1))
     return result
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_what_effort_leaves_out_keeps_the_bound_of_its_work(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little effort there is: of a mesh, and of a microbatch count, that is never looked at it is known that
+    all of its operators take their time."""
+    monkeypatch.setattr(lane, "MAX_EFFORT", most)
+    given = prepared(max_axes=3, gap_basis_points=0)
+    result = search(given.request)
+    assert 0 < least_ns(given.graph, given.cluster, "bf16") <= result.bound_ns <= result.objective_ns
+    assert verify_leaves(given.requests, lambda _: None, result.leaves, replay=False) == ()
 
 
 @pytest.mark.full

@@ -132,7 +132,7 @@ class SearchSpace:
         self._lost: dict[tuple[int, int, int], Mapping[int, np.ndarray]] = {}
         """By mesh and microbatch counts, what the larger one lacks of what the smaller one has."""
         self._notes: list[str] = []
-        self._least: dict[tuple[int, ...], int] = {(): 0}
+        self._least: dict[tuple[int, ...], int] = {}
         self.counts = self._microbatch_counts()
         """Microbatch counts, ascending."""
         self._check_sizes()
@@ -222,7 +222,8 @@ class SearchSpace:
         return settings_of(self._request, self._request.meshes[mesh])
 
     def least_ns(self, mesh: int) -> int:
-        """What a mesh that leaves devices idle, or has pipeline stages, takes at least; 0 bytes need to be sent."""
+        """What a mesh takes at least, with whatever number of microbatches whose graph is like that of the whole batch;
+        0 bytes need to be sent."""
         request = self._request
         if request.prices is PriceList.VOLUME:
             return 0

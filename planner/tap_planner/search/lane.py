@@ -123,7 +123,8 @@ class Lane:
         self._configurations = len(self._queue) * len(self._counts)
 
     def _start(self, mesh: int) -> None:
-        bound = self._space.least_ns(mesh)
+        parts = bool(self._request.meshes[mesh].devices) or self._request.pipeline is not None
+        bound = self._space.least_ns(mesh) if parts else 0  # what is within the gap may be predicted faster: look at it
         for number, choices in enumerate(self._space.settings(mesh)):
             self._settings[mesh, number] = choices
             self._unlimited[mesh, number] = {self._counts[0]: UNPROVEN}
@@ -184,6 +185,10 @@ class Lane:
 
     def _drop(self, candidate: _Candidate) -> None:
         """Nothing of it is worth a further look."""
+        least_ns = self._space.least_ns(candidate.setting[0])
+        if candidate.bound_ns < least_ns and self._space.is_like_first(candidate.microbatches):
+            candidate.proof = Proof(kind=ProofKind.SPLIT, bound_ns=least_ns)
+            candidate.bound_ns = least_ns
         self._ended.append(candidate.bound_ns)
         if not candidate.followed and not candidate.last:
             self._queue_next(candidate)

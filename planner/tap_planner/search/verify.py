@@ -208,7 +208,8 @@ class _Checking:
     def _bounded(self, leaf: Leaf, settings: Settings) -> bool:
         proof, mesh = leaf.proof, self._mesh[leaf.mesh]
         if proof.kind is ProofKind.SPLIT or not proof.bound_ns:
-            return self._space.least_ns(mesh) >= proof.bound_ns
+            is_alike = self._space.is_like_first(leaf.microbatches) or not proof.bound_ns
+            return is_alike and self._space.least_ns(mesh) >= proof.bound_ns
         if proof.kind is ProofKind.TIGHTENED and proof.multiplier:
             return any(self._proven(leaf, settings, room) for room in dict.fromkeys((leaf.room, None)))
         return any(
