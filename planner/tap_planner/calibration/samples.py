@@ -10,16 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tap_planner.graph import BindOptions, Graph, LossOptions, bind, model_of_text
-from tap_planner.operators import record_of
-from tap_planner.plan import (
-    Decisions,
-    LossDecision,
-    OperandDecision,
-    OperatorDecision,
-    OutputDecision,
-    ParameterDecision,
-    Region,
-)
+from tap_planner.plan import unsplit_decisions
 from tap_planner.program import Program, lower
 
 __all__ = ["Sample", "attention", "elementwise", "fused_attention", "layer", "product", "program_on_one_device"]
@@ -146,62 +137,5 @@ def _sample(
 
 def program_on_one_device(graph: Graph, precision: str) -> Program:
     """A training step of a graph with a mean loss on a mesh without axes: nothing to decide, nothing to send."""
-    tensors = graph.tensors
-    trainable = {parameter.name for parameter in graph.parameters if parameter.trainable}
-
-    def operand(name: str | None, wanted: bool) -> OperandDecision | None:
-        if name is None:
-            return None
-        return OperandDecision(tensor=name, placement=(), gradient=() if wanted else None)
-
-    operators: list[OperatorDecision] = []
-    for operator in graph.operators:
-        reached = record_of(operator.signature).differentiable_operands
-        made = any(tensors[name].requires_gradient for name in operator.outputs)
-        inputs = tuple(
-            operand(
-                name,
-                made
-                and name is not None
-                and tensors[name].requires_gradient
-                and (reached is None or position in reached),
-            )
-            for position, name in enumerate(operator.inputs)
-        )
-        outputs = tuple(
-            OutputDecision(tensor=name, shape=tensors[name].type.shape, placement=()) for name in operator.outputs
-        )
-        operators.append(
-            OperatorDecision(
-                id=operator.id, name=operator.name, type=operator.type, strategy=(), inputs=inputs, outputs=outputs
-            )
-        )
-    decisions = Decisions(
-        mode="train",
-        precision=precision,
-        optimizer="adamw",
-        loss=LossDecision(kind="mean", output=graph.output_names[0]),
-        microbatches=1,
-        axes=(),
-        operators=tuple(operators),
-        parameters=tuple(
-            ParameterDecision(
-                name=parameter.name,
-                shape=parameter.type.shape,
-                dtype=parameter.type.dtype,
-                trainable=parameter.name in trainable,
-                placement=(),
-                gradient=() if parameter.name in trainable else None,
-                zero_level=0,
-                zero_axes=(),
-                bucket=None,
-            )
-            for parameter in graph.parameters
-        ),
-        redistributions=(),
-        buckets=(),
-        regions=(
-            Region(operators=tuple(operator.id for operator in operators), run=None, occurrence=0, recompute="none"),
-        ),
-    )
+    decisions = unsplit_decisions(graph, training=True, precision=precision, loss_output=graph.output_names[0])
     return lower(graph, decisions)

@@ -21,7 +21,7 @@ from tap_planner.cost.memory import (
     parameter_memory,
     unsharded_bytes,
 )
-from tap_planner.cost.operators import local_work, operator_times_ns
+from tap_planner.cost.operators import local_work, operator_times_ns, whole_operator_ns
 from tap_planner.cost.prices import CollectivePrices, FlatModel, PriceList, Prices, VolumeModel, prices_of
 from tap_planner.cost.products import padded_points
 from tap_planner.cost.reductions import ReductionCall, reduction_calls, shard_elements
@@ -68,5 +68,6 @@ __all__ = [
     "to_ns",
     "unknown_operators",
     "unsharded_bytes",
+    "whole_operator_ns",
     "workspace_bytes",
 ]

@@ -73,3 +73,23 @@ def operator_times_ns(
         compute.time_ns(work.forward_flops, work.forward_bytes, kind, attention=attention),
         compute.time_ns(work.backward_flops, work.backward_bytes, kind, backward=True, attention=attention),
     )
+
+
+def whole_operator_ns(
+    compute: ComputeModel, signature: OperatorSignature, requires_gradient: Sequence[bool]
+) -> tuple[int, int]:
+    """Forward and backward time of an operator that one device does all of.
+
+    Args:
+        compute: the device at a precision.
+        signature: the operator.
+        requires_gradient: per operand, whether backward makes its gradient.
+    """
+    return operator_times_ns(
+        compute,
+        signature,
+        factor_sizes=tuple(factor.size for factor in rule_of(signature).factors),
+        input_elements=[0 if operand is None else operand.num_elements for operand in signature.inputs],
+        output_elements=[output.num_elements for output in signature.outputs],
+        requires_gradient=requires_gradient,
+    )

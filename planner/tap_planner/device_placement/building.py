@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tap_planner.cluster import Cluster
-from tap_planner.cost import ComputeModel, num_communicators, operator_times_ns, optimizer_ns
+from tap_planner.cost import ComputeModel, num_communicators, optimizer_ns, whole_operator_ns
 from tap_planner.device_placement.graph_tasks import Tasks
 from tap_planner.device_placement.grouping import Groups, group_operators, parameters_read
 from tap_planner.device_placement.holdings import holdings_of
@@ -16,7 +16,7 @@ from tap_planner.device_placement.problem import Problem
 from tap_planner.device_placement.topology import DevicePlace, device_places, links_of
 from tap_planner.errors import UsageError
 from tap_planner.graph import Graph
-from tap_planner.operators import OperatorSignature, rule_of
+from tap_planner.operators import OperatorSignature
 from tap_planner.yaml_entries import near_miss
 
 __all__ = ["Built", "problem_of"]
@@ -106,7 +106,7 @@ def _times(tasks: Tasks, compute: ComputeModel, optimizer: str, optimizer_states
         needed = tasks.gradients[index] or (False,) * len(operator.inputs)
         key = (operator.signature, needed)
         if key not in known:
-            known[key] = _operator_ns(compute, operator.signature, needed)
+            known[key] = whole_operator_ns(compute, operator.signature, needed)
         found[index], backward_ns = known[key]
         if index in tasks.backward:
             found[tasks.backward[index]] = backward_ns
@@ -121,18 +121,6 @@ def _times(tasks: Tasks, compute: ComputeModel, optimizer: str, optimizer_states
             device=compute.device,
         )
     return found
-
-
-def _operator_ns(compute: ComputeModel, signature: OperatorSignature, needed: Sequence[bool]) -> tuple[int, int]:
-    """Forward and backward of a whole operator."""
-    return operator_times_ns(
-        compute,
-        signature,
-        factor_sizes=tuple(factor.size for factor in rule_of(signature).factors),
-        input_elements=[0 if operand is None else operand.num_elements for operand in signature.inputs],
-        output_elements=[output.num_elements for output in signature.outputs],
-        requires_gradient=needed,
-    )
 
 
 def _updates(tasks: Tasks) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tap_planner.cluster import Cluster, Device
-from tap_planner.cost import ComputeModel, is_attention, operator_times_ns, padded_points
+from tap_planner.cost import ComputeModel, is_attention, padded_points, whole_operator_ns
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.operators import ComputeKind, OperatorSignature, TensorType, record_of, rule_of
 from tap_planner.schedule import made_gradients
@@ -128,16 +128,7 @@ def least_ns(graph: Graph, cluster: Cluster, precision: str, num_stages: int = 1
     kinds = Counter((operator.signature, made_gradients(graph, operator)) for operator in graph.operators)
     total = 0
     for (signature, needed), number in kinds.items():
-        total += number * sum(
-            operator_times_ns(
-                compute,
-                signature,
-                factor_sizes=tuple(factor.size for factor in rule_of(signature).factors),
-                input_elements=[0 if operand is None else operand.num_elements for operand in signature.inputs],
-                output_elements=[output.num_elements for output in signature.outputs],
-                requires_gradient=needed,
-            )
-        )
+        total += number * sum(whole_operator_ns(compute, signature, needed))
     return total
 
 
