@@ -211,6 +211,38 @@ def test_chunks_wait_at_their_ends_alone(seed: int, inception: Case) -> None:
                 assert name in operators[chunk_of[name]][-1].outputs
 
 
+LATE = """
+late (float[4, 8] x) => (float[4, 8] y, float[4, 8] z)
+{
+  y = MatMul(x, w0)
+  a = MatMul(x, w1)
+  b = MatMul(a, w2)
+  z = MatMul(b, w3)
+}
+"""
+"""The loss is of ``y``, and ``z`` is made long after it."""
+
+
+def test_the_loss_is_last(tmp_path: Path) -> None:
+    """Whatever is played after it, and on whatever device: readers of graphs know it by its place."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 20]>\n{LATE}')
+    for number in range(4):
+        add_weight(model, f"w{number}", (8, 8))
+    case = case_of(saved(tmp_path, model), tmp_path / "model.onnx", training=True)
+    problem = case.built.problem
+    for seed in range(8):
+        found = case.drawn(seed)
+        assert found.graph.operators[-1].type == "Loss"
+        check_verifies(case, found)
+    late = [int(case.graph.operators[members[0]].id in ("a", "b", "z")) for members in case.built.operators]
+    found = case.plan(late, range(problem.num_tasks))
+    assert found.graph.operators[-1].type == "Loss" and len(found.devices) == 2
+    check_verifies(case, found)
+    late_ids = [*(operator.id for operator in case.graph.operators if operator.id != "z"), "z"]
+    with pytest.raises(UsageError, match="'z' comes after the loss"):
+        reordered(case.graph, late_ids)
+
+
 def test_one_device_is_no_pipeline(inception: Case) -> None:
     """All on one device: one stage, nothing sent."""
     problem = inception.built.problem

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tap_planner.device_placement.building import Built
 from tap_planner.device_placement.timeline import play
@@ -65,25 +65,25 @@ def placed_plan(
         loss_output: ONNX name of the output that the loss reads.
         name: of the order, as plans show it.
     """
+    timeline = play(built.problem, tuple(placement), priority)
+    device_of = [0] * len(graph.operators)
+    for group, members in enumerate(built.operators):
+        for index in members:
+            device_of[index] = placement[group]
+    sources = _sources(graph)
+    chunks = _chunks(graph, sources, device_of, [int(ns) for ns in timeline.start_ns[: len(graph.operators)]])
+    moved = reordered(graph, [graph.operators[index].id for chunk in chunks for index in chunk.operators])
     whole = unsplit_decisions(
-        graph,
+        moved,
         training=bool(built.problem.is_backward.any()),
         precision=precision,
         optimizer=optimizer,
         optimizer_states=optimizer_states,
         loss_output=loss_output,
     )
-    timeline = play(built.problem, tuple(placement), priority)
-    device_of = [0] * len(graph.operators)
-    for group, members in enumerate(built.operators):
-        for index in members:
-            device_of[index] = placement[group]
-    chunks = _chunks(graph, device_of, [int(ns) for ns in timeline.start_ns[: len(graph.operators)]])
-    order = [index for chunk in chunks for index in chunk.operators]
-    moved = reordered(graph, [graph.operators[index].id for index in order])
     devices = tuple(sorted({chunk.device for chunk in chunks}))
     if len(devices) == 1:
-        return PlacedPlan(graph=moved, decisions=_in_order(whole, moved), devices=devices)
+        return PlacedPlan(graph=moved, decisions=whole, devices=devices)
     stage_of = {device: stage for stage, device in enumerate(devices)}
     places = tuple(stage_of[chunk.device] for chunk in chunks)
     schedule = PipelineSchedule(
@@ -92,50 +92,45 @@ def placed_plan(
         num_microbatches=1,
         num_chunks=max(map(places.count, places)),
         places=places,
-        reads=_reads(graph, chunks),
+        reads=_reads(sources, chunks),
         orders=tuple(_order(places.count(stage)) for stage in range(len(devices))),
     )
     starts = [graph.operators[chunk.operators[0]].id for chunk in chunks]
-    cut, decisions = cut_decisions(moved, _in_order(whole, moved), starts, schedule)
+    cut, decisions = cut_decisions(moved, whole, starts, schedule)
     return PlacedPlan(graph=cut, decisions=decisions, devices=devices)
 
 
-def _makers(graph: Graph) -> Mapping[str, int]:
-    return {name: index for index, operator in enumerate(graph.operators) for name in operator.outputs}
+def _sources(graph: Graph) -> list[set[int]]:
+    """Per operator, those whose results it reads."""
+    makers = {name: index for index, operator in enumerate(graph.operators) for name in operator.outputs}
+    return [{makers[name] for name in operator.inputs if name in makers} for operator in graph.operators]
 
 
-def _read(graph: Graph, makers: Mapping[str, int], index: int) -> set[int]:
-    """The operators whose results one reads."""
-    return {makers[name] for name in graph.operators[index].inputs if name is not None and name in makers}
-
-
-def _chunks(graph: Graph, device_of: Sequence[int], start_ns: Sequence[int]) -> list[_Chunk]:
-    """In the order in which their first operators were played; what takes no time counts as started with its first
-    reader.
+def _chunks(
+    graph: Graph, sources: Sequence[set[int]], device_of: Sequence[int], start_ns: Sequence[int]
+) -> list[_Chunk]:
+    """In the order in which their first operators were played, the loss last of all; what takes no time counts as
+    started with its first reader.
 
     Args:
         graph: the graph.
+        sources: per operator, those whose results it reads.
         device_of: per operator, its device.
         start_ns: per operator, when it was played forward.
     """
-    makers = _makers(graph)
-    sent = {
-        source
-        for index in range(len(graph.operators))
-        for source in _read(graph, makers, index)
-        if device_of[source] != device_of[index]
-    }
+    sent = {source for index, read in enumerate(sources) for source in read if device_of[source] != device_of[index]}
+    started = list(start_ns)
+    for index in reversed(range(len(sources))):
+        for source in sources[index]:
+            started[source] = min(started[source], started[index])
+    loss = None if graph.loss is None else len(sources) - 1
     found: list[_Chunk] = []
     current: dict[int, _Chunk] = {}
-    started = list(start_ns)
-    for index in reversed(range(len(graph.operators))):
-        for source in _read(graph, makers, index):
-            started[source] = min(started[source], started[index])
-    for index in sorted(range(len(graph.operators)), key=lambda index: (started[index], index)):
+    for index in sorted(range(len(sources)), key=lambda index: (index == loss, started[index], index)):
         device = device_of[index]
         chunk = current.get(device)
-        waits = any(device_of[source] != device for source in _read(graph, makers, index))
-        if chunk is None or chunk.is_closed or waits:
+        waits = any(device_of[source] != device for source in sources[index])
+        if chunk is None or chunk.is_closed or waits or (index == loss and chunk is not found[-1]):
             chunk = current[device] = _Chunk(device=device)
             found.append(chunk)
         chunk.operators.append(index)
@@ -143,14 +138,11 @@ def _chunks(graph: Graph, device_of: Sequence[int], start_ns: Sequence[int]) -> 
     return found
 
 
-def _reads(graph: Graph, chunks: Sequence[_Chunk]) -> tuple[tuple[int, ...], ...]:
+def _reads(sources: Sequence[set[int]], chunks: Sequence[_Chunk]) -> tuple[tuple[int, ...], ...]:
     """Per chunk, those that make what it reads."""
-    makers = _makers(graph)
     chunk_of = {index: number for number, chunk in enumerate(chunks) for index in chunk.operators}
     return tuple(
-        tuple(
-            sorted({chunk_of[source] for index in chunk.operators for source in _read(graph, makers, index)} - {number})
-        )
+        tuple(sorted({chunk_of[source] for index in chunk.operators for source in sources[index]} - {number}))
         for number, chunk in enumerate(chunks)
     )
 
@@ -159,11 +151,3 @@ def _order(num_chunks: int) -> tuple[Slot, ...]:
     """All chunks forward, then all back."""
     forward = tuple(Slot(Work.FORWARD, 0, chunk) for chunk in range(num_chunks))
     return (*forward, *(Slot(Work.BACKWARD, 0, chunk) for chunk in reversed(range(num_chunks))))
-
-
-def _in_order(whole: Decisions, graph: Graph) -> Decisions:
-    """The plan of one device with its operators in the order of a graph."""
-    known = {decision.id: decision for decision in whole.operators}
-    (region,) = whole.regions
-    ids = tuple(operator.id for operator in graph.operators)
-    return replace(whole, operators=tuple(known[name] for name in ids), regions=(replace(region, operators=ids),))

@@ -18,7 +18,7 @@ def reordered(graph: Graph, order: Sequence[str]) -> Graph:
 
     Args:
         graph: the bound graph.
-        order: ids of its operators, each once, makers before readers.
+        order: ids of its operators, each once, makers before readers, the loss last.
 
     Raises:
         UsageError: it is no such order.
@@ -37,6 +37,8 @@ def reordered(graph: Graph, order: Sequence[str]) -> Graph:
         if late is not None:
             raise UsageError(f"an order of operators: {name!r} comes before what makes {late!r}, which it reads")
         missing.difference_update(known[name].outputs)
+    if graph.loss is not None and order[-1] != graph.operators[-1].id:
+        raise UsageError(f"an order of operators: {order[-1]!r} comes after the loss")
     return replace(graph, operators=tuple(known[name] for name in order))
 
 
