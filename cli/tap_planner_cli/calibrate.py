@@ -21,7 +21,7 @@ from tap_planner.plan import write_text
 from tap_planner_cli.console import make_console, show_warnings
 from tap_planner_cli.errors import printable, run
 from tap_planner_cli.parameters import SECONDS, check_writable, common_options, settings
-from tap_planner_cli.show_text import table
+from tap_planner_cli.tables import table
 from tap_planner_cli.units import format_ns
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from tap_planner.plan import (
     COSTS,
     DEFAULT_SCHEDULE,
     LOSSES,
+    METHODS,
     MODES,
     OBJECTIVES,
     OPTIMIZER_STATES,
@@ -25,6 +27,7 @@ from tap_planner.plan import (
     PRECISIONS,
     RECOMPUTES,
     TARGETS,
+    TRAVERSAL_ORDERS,
     Auto,
     Constraint,
     PlanOptions,
@@ -33,6 +36,7 @@ from tap_planner.plan import (
     check_digests,
     load_constraints,
     parse_constraint,
+    parse_place_rule,
     parse_rule,
     read_plan,
     replicate_rule,
@@ -111,6 +115,26 @@ _NOT_PLANNING = {
     default="topology",
     show_default=True,
     help="How communication is priced: on the links it uses, or (to compare) by its volume alone.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="sharding",
+    show_default=True,
+    help="Split operators, put whole ones on devices, or whichever is faster.",
+)
+@click.option(
+    "--order",
+    default="auto",
+    show_default=True,
+    metavar="|".join(["auto", *TRAVERSAL_ORDERS, "random:SEED"]),
+    help="In which order device placement takes operators; auto: all, keep the best.",
+)
+@click.option(
+    "--place",
+    multiple=True,
+    metavar="RULE",
+    help="Where whole operators may lie, as 'encoder.*: 0-1', 'embed*: cpu' or 'layer1.*: together' (repeatable).",
 )
 @click.option("--loss", type=click.Choice([*LOSSES, "none"]), help="Default: the mean of the first float output.")
 @click.option("--loss-output", metavar="NAME", help="Output that the loss reads.")
@@ -267,6 +291,9 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         optimizer=values["optimizer"],
         objective=_objective(values),
         cost=values["cost"],
+        method=values["method"],
+        traversal_order=_traversal_order(values["order"]),
+        places=tuple(dict.fromkeys(parse_place_rule(text) for text in values["place"])),
         optimizer_states=values["optimizer_states"],
         loss=loss if training else None,
         loss_output=values["loss_output"],
@@ -292,6 +319,21 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         train=values["train"],
         custom_rules=load_custom_rules(values["custom_rule"]),
     )
+
+
+def _traversal_order(given: str) -> str:
+    """A name that there is; its seed is a number.
+
+    Raises:
+        UsageError: there is none such.
+    """
+    known = ("auto", *TRAVERSAL_ORDERS)
+    if given not in known and not re.fullmatch(r"random:[0-9]{1,9}", given):
+        raise UsageError(
+            f"--order {given!r}, expected one of {', '.join(known)} or random:SEED{near_miss(given, known)}",
+            hint="Leave --order out to try them all.",
+        )
+    return given
 
 
 def _stages(values: dict[str, Any]) -> int | Auto:
@@ -373,6 +415,11 @@ def _plan(request: PlanRequest, values: dict[str, Any], started: float) -> int:
         raise UsageError(
             f"--alternatives shows plans on other meshes, --mesh {values['mesh']} allows one",
             hint="Leave one of them out.",
+        )
+    if values["alternatives"] and values["method"] != "sharding":
+        raise UsageError(
+            f"--alternatives shows plans of split operators on other meshes, the method is {values['method']}",
+            hint="Leave --alternatives or --method out.",
         )
     if values["alternatives"] and values["stages"] != 1:
         raise UsageError(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tap_planner_cli.errors import printable
-from tap_planner_cli.show_text import heading, table
+from tap_planner_cli.tables import heading, table
 from tap_planner_cli.units import format_bytes, format_count, format_ns
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from tap_planner_cli.errors import printable
-from tap_planner_cli.show_text import heading, optimizer_text
+from tap_planner_cli.show_text import optimizer_text
+from tap_planner_cli.tables import heading
 
 if TYPE_CHECKING:
     from tap_planner.program import Instruction, Phase, Program, Release

@@ -20,12 +20,14 @@ from tap_planner.plan import (
     StatesChoice,
     device_kinds,
     display_blocks,
+    gap_basis_points,
 )
 from tap_planner.sharding import Placements
 from tap_planner_cli.errors import printable
+from tap_planner_cli.show_placement import fullest_text, print_placement, print_stretches
+from tap_planner_cli.tables import heading, table
 from tap_planner_cli.units import format_bytes, format_count, format_ns, format_unit, share
 
-Row = Sequence[str]
 _NAMES: Mapping[str, Sequence[tuple[str, str]]] = {
     "time": [("objective", "")],
     "memory": [("objective", " of memory per device"), ("in that memory", "")],
@@ -37,27 +39,17 @@ _NAMES: Mapping[str, Sequence[tuple[str, str]]] = {
 def print_plan(console: Console, document: PlanDocument) -> None:
     """Print everything that a reviewer wants to see first, the decisions last."""
     _print_head(console, document)
-    _print_mesh(console, document)
+    if document.placement is None:
+        _print_mesh(console, document)
+    else:
+        print_placement(console, document, document.placement)
     _print_time(console, document)
     _print_memory(console, document)
     _print_collectives(console, document)
-    _print_blocks(console, document)
-
-
-def heading(console: Console, text: str) -> None:
-    """An empty line and a bold line."""
-    console.print()
-    console.print(Text(text, style="bold"))
-
-
-def table(columns: Sequence[str], rows: Iterable[Row], right: Sequence[str] = ()) -> Table:
-    """A plain table; the columns named in ``right`` are aligned right."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(columns))
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(printable(cell) for cell in row))
-    return made
+    if document.placement is None:
+        _print_blocks(console, document)
+    else:  # all operators are whole
+        print_stretches(console, document, document.placement)
 
 
 def _print_head(console: Console, document: PlanDocument) -> None:
@@ -71,6 +63,7 @@ def _print_head(console: Console, document: PlanDocument) -> None:
     lines = [
         ("workload", f"{kind}, {options.precision}, batch {model.batch}{f' ({dims})' if dims else ''}"),
         *(line for claim, (name, what) in names for line in _claim(name, claim, what)),
+        ("without a solver", _simple_claim(document)),
         ("time", time),
         ("searched", ", ".join(f"{format_count(size)} {name}" for name, size in certificate.space.items())),
         ("not in it", ", ".join(certificate.not_in_objective)),
@@ -79,6 +72,8 @@ def _print_head(console: Console, document: PlanDocument) -> None:
         lines.append(("moments", states_text(document, certificate.states)))
     if options.constraints:
         lines.append(("constraints", ", ".join(map(str, options.constraints))))
+    if options.places:
+        lines.append(("rules", ", ".join(f"'{rule}'" for rule in options.places)))
     if options.custom_rules:
         lines.append(("custom rules", ", ".join(rule.type for rule in options.custom_rules)))
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -98,6 +93,14 @@ def _claim(name: str, claim: Claim, what: str) -> Iterator[tuple[str, str]]:
     if claim.lagrangian is not None and claim.lagrangian_gap_basis_points is not None:
         below = claim.lagrangian_gap_basis_points / 100
         yield "by elimination", f"bound {format_unit(claim.unit, claim.lagrangian)}, gap {below:.2f} %"
+
+
+def _simple_claim(document: PlanDocument) -> str:
+    """What is known of a device placement without a solver."""
+    simple, objective = document.certificate.simple_bound_ns, document.certificate.objective_ns
+    if simple is None or simple == document.certificate.bound_ns:
+        return ""
+    return f"bound {format_ns(simple)}, gap {gap_basis_points(objective, simple) / 100:.2f} %"
 
 
 def _print_mesh(console: Console, document: PlanDocument) -> None:
@@ -182,8 +185,11 @@ def _print_time(console: Console, document: PlanDocument) -> None:
 
 
 def _print_memory(console: Console, document: PlanDocument) -> None:
-    predicted = document.predicted
-    total = predicted.total_memory_bytes
+    total = document.predicted.total_memory_bytes
+    if document.placement is not None:
+        heading(console, f"Memory: {fullest_text(document, document.placement)}")
+        _print_kinds_of_memory(console, document)
+        return
     kinds = device_kinds(document)
     of = f" of {format_bytes(kinds[0].memory_bytes)}" if len(kinds) == 1 else ""
     heading(console, f"Memory per device: {format_bytes(total)}{of}")
@@ -197,7 +203,12 @@ def _print_memory(console: Console, document: PlanDocument) -> None:
             table(columns, [(*row, text) for row, text in zip(devices, used, strict=True)], right=columns[3:])
         )
         console.print()
-    rows = [(kind, format_bytes(size), share(size, total)) for kind, size in predicted.memory_bytes.items()]
+    _print_kinds_of_memory(console, document)
+
+
+def _print_kinds_of_memory(console: Console, document: PlanDocument) -> None:
+    sizes, total = document.predicted.memory_bytes, document.predicted.total_memory_bytes
+    rows = [(kind, format_bytes(size), share(size, total)) for kind, size in sizes.items()]
     console.print(table(("kind", "memory", "share"), rows, right=("memory", "share")))
 
 

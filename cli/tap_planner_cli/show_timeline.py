@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tap_planner_cli.show_text import heading, table
+from tap_planner_cli.tables import heading, table
 from tap_planner_cli.units import format_bytes, format_ns, share
 
 if TYPE_CHECKING:

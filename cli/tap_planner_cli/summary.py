@@ -16,6 +16,7 @@ from tap_planner.alternatives import Alternative
 from tap_planner.errors import InfeasibleError, TapError
 from tap_planner.plan import Claim, PlanDocument, device_kinds, write_text
 from tap_planner_cli.errors import printable
+from tap_planner_cli.show_placement import fullest_text, placement_text
 from tap_planner_cli.show_text import (
     idle_text,
     mesh_sizes,
@@ -48,8 +49,11 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
         f"{share(predicted.communication_ns - predicted.hidden_ns, predicted.step_ns)} of it communication"
         + (f", {format_ns(predicted.hidden_ns)} more of it hidden" if predicted.hidden_ns else "")
     )
+    spread = ("mesh", mesh + (settings if training else ""))
+    if document.placement is not None:
+        spread = ("placement", placement_text(document, document.placement))
     rows = [
-        ("mesh", mesh + (settings if training else "")),
+        spread,
         ("step" if training else "latency", f"{format_ns(predicted.step_ns)} predicted, {communication}"),
         *(() if training else (("throughput", _throughput(document)),)),
         ("memory", _memory(document)),
@@ -109,6 +113,8 @@ def _throughput(document: PlanDocument) -> str:
 
 
 def _memory(document: PlanDocument) -> str:
+    if document.placement is not None:
+        return fullest_text(document, document.placement)
     total = document.predicted.total_memory_bytes
     kinds = device_kinds(document)
     if len(kinds) == 1:

@@ -17,8 +17,13 @@ from tap_planner.alternatives import Alternative, best_on_other_meshes
 from tap_planner.calibrating import CalibrateRequest, Progress, calibrate
 from tap_planner.choosing import choose_states, with_states
 from tap_planner.documents import LoweredResult, document_of, lower_result
-from tap_planner.errors import ApplyError, InfeasibleError, UsageError
+from tap_planner.errors import ApplyError, InfeasibleError, LimitReachedError, TapError, UsageError
 from tap_planner.logs import NOTE
+from tap_planner.methods import check_method
+from tap_planner.moments import check_moments
+from tap_planner.placement_documents import placement_document
+from tap_planner.placement_proofs import PlacementReport, verify_placement
+from tap_planner.placements import find_placement
 from tap_planner.plan import (
     ApplyRequest,
     Decisions,
@@ -31,7 +36,7 @@ from tap_planner.plan import (
     read_plan,
 )
 from tap_planner.remedies import diagnose
-from tap_planner.requests import PreparedSearch, bind_options, limit_bytes, prepare
+from tap_planner.requests import PreparedSearch, bind_options, lay_out, limit_bytes, prepare, read_model
 from tap_planner.staging import is_staged, search_stages
 from tap_planner.staying import check_old_plan, near_result
 from tap_planner.verification import CertificateReport, verify
@@ -95,7 +100,42 @@ def make_plan(request: PlanRequest, old: PlanDocument | None = None) -> PlanDocu
         InfeasibleError: no plan fits the memory limit.
         TapError: model, cluster or options are wrong.
     """
-    return _plan(prepare_search(request), old)
+    if request.options.method == "sharding":
+        return _plan(prepare_search(request), old)
+    from tap_planner.cluster import load_cluster
+
+    check_method(request.options)
+    check_moments(request.options)
+    if old is not None:
+        raise UsageError(
+            f"an old plan to stay near to, with --method {request.options.method}", hint="Leave one of them out."
+        )
+    read = read_model(request.model, load_cluster(request.cluster), request.options)
+    if request.options.method == "device-placement":
+        return placement_document(find_placement(read))
+    return _faster_of_both(read)
+
+
+def _faster_of_both(read: PreparedSearch) -> PlanDocument:
+    """The plan that is predicted faster: of split operators, or of whole ones on devices."""
+    documents: list[PlanDocument] = []
+    failures: list[TapError] = []
+    for make in (lambda: _plan(lay_out(read, read.options), None), lambda: placement_document(find_placement(read))):
+        try:
+            documents.append(make())
+        except (InfeasibleError, LimitReachedError) as failure:
+            failures.append(failure)
+    if not documents:
+        raise failures[0]
+    best = min(documents, key=lambda document: document.predicted.step_ns)
+    times = {
+        "device placement" if document.placement else "sharding": f"{document.predicted.step_ns / 1e6:.3f} ms a step"
+        for document in documents
+    }
+    outcome = ", ".join(f"{name} {text}" for name, text in times.items())
+    why = f"; the other: {failures[0].message}" if failures else ""
+    _log.log(NOTE, f"{'device placement' if best.placement else 'sharding'} is taken: {outcome}{why}")
+    return best
 
 
 def alternatives(request: PlanRequest, document: PlanDocument, count: int) -> tuple[Alternative, ...]:
@@ -123,6 +163,11 @@ def prepare_sweep(request: SweepRequest) -> Sweep:
     from tap_planner.cluster import load_cluster
     from tap_planner.sweep import prepare_sweep as prepare
 
+    if request.options.method != "sharding":
+        raise UsageError(
+            f"--method {request.options.method} with a grid, which is about split operators",
+            hint="Leave one of them out.",
+        )
     return prepare(request, load_cluster(request.cluster), _plan_of_sweep)
 
 
@@ -254,7 +299,7 @@ def check_plan(old: PlanDocument, model: Path, cluster: str) -> PlanDiff:
 
 def verify_certificate(
     document: PlanDocument, model: Path, *, replay: bool = False, old: PlanDocument | None = None
-) -> CertificateReport:
+) -> CertificateReport | PlacementReport:
     """Check what a plan's certificate claims: its price, that the proof covers the space, and every bound of it.
 
     Args:
@@ -266,6 +311,8 @@ def verify_certificate(
     Raises:
         ApplyError: the plan is about another model.
     """
+    if document.placement is not None:
+        return verify_placement(document, model, replay=replay)
     return verify(document, model, replay=replay, old=old)
 
 
@@ -304,6 +351,8 @@ def simulate_program(document: PlanDocument, program: Program) -> Timeline:
     """One step of a plan's Program in time, on the devices that the plan uses; ``lower_plan`` makes the Program."""
     from tap_planner.simulate import simulate
 
+    if document.placement is not None:
+        return simulate(program, _cluster(document), devices=_devices(document))
     return simulate(program, _used_cluster(document))
 
 
@@ -315,14 +364,22 @@ def simulate_plan(document: PlanDocument, model: Path) -> Prediction:
     """
     from tap_planner.simulate import predict
 
+    if document.placement is not None:
+        return predict(lower_plan(document, model), _cluster(document), _devices(document))
     return predict(lower_plan(document, model), _used_cluster(document))
+
+
+def _cluster(document: PlanDocument) -> Cluster:
+    from tap_planner.cluster import cluster_from_json
+
+    return cluster_from_json(document.cluster)
 
 
 def _used_cluster(document: PlanDocument) -> Cluster:
     """The part of the plan's cluster that its mesh uses."""
-    from tap_planner.cluster import cluster_from_json, restricted
+    from tap_planner.cluster import restricted
 
-    return restricted(cluster_from_json(document.cluster), _devices(document))
+    return restricted(_cluster(document), _devices(document))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,9 +475,7 @@ def calibrate_cluster(
 
 def _devices(document: PlanDocument) -> tuple[int, ...]:
     """Number of each rank's device among those of the cluster."""
-    from tap_planner.cluster import cluster_from_json
-
-    numbers = {place: number for number, place in enumerate(cluster_from_json(document.cluster).places())}
+    numbers = {place: number for number, place in enumerate(_cluster(document).places())}
     missing = next((place for place in document.mesh.ranks if place not in numbers), None)
     if missing is not None:
         raise ApplyError(f"mesh.ranks: the cluster of the plan has no device {list(missing)}")

@@ -26,11 +26,12 @@ from tap_planner.verification import lagrangian_bound, proof_entries, stages_of
 
 if TYPE_CHECKING:
     from tap_planner.cluster import Cluster, Mesh
+    from tap_planner.graph import Graph
     from tap_planner.program import Program
     from tap_planner.search import SearchResult
     from tap_planner.simulate import Prediction, Price
 
-__all__ = ["LoweredResult", "document_of", "lower_result"]
+__all__ = ["LoweredResult", "document_of", "lower_result", "model_input", "new_tokens", "producer"]
 
 _log = logging.getLogger("tap_planner")
 
@@ -138,14 +139,8 @@ def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocumen
         _warn_of_repeated_work(prepared, price, used, objective)
     collectives = _collective_entries(program, used, result.mesh)
     return build_document(
-        producer=_producer(),
-        model=ModelInput(
-            name=prepared.graph.name,
-            file_sha256=prepared.graph.file_sha256,
-            graph_digest=prepared.graph.digest,
-            dims=dict(prepared.graph.dims),
-            batch=prepared.graph.batch,
-        ),
+        producer=producer(),
+        model=model_input(prepared.graph),
         cluster=cluster_to_json(prepared.cluster),
         options=prepared.options,
         decisions=decisions,
@@ -172,10 +167,26 @@ def _warn_of_repeated_work(prepared: PreparedSearch, price: Price, used: Cluster
         )
 
 
-def _producer() -> Producer:
+def producer() -> Producer:
+    """This program."""
     from importlib.metadata import version
 
     return Producer(version=version("tap-planner"), ortools=version("ortools"))
+
+
+def model_input(graph: Graph) -> ModelInput:
+    """What a plan says of its model.
+
+    Args:
+        graph: bound with the global batch.
+    """
+    return ModelInput(
+        name=graph.name,
+        file_sha256=graph.file_sha256,
+        graph_digest=graph.digest,
+        dims=dict(graph.dims),
+        batch=graph.batch,
+    )
 
 
 def _collective_entries(program: Program, cluster: Cluster, mesh: Mesh) -> tuple[CollectiveEntry, ...]:
@@ -212,7 +223,7 @@ def _predicted(lowered: LoweredResult, price: Price) -> Predicted:
         communication_ns=prediction.communication_ns,
         hidden_ns=prediction.hidden_ns,
         memory_bytes=_memory_by_kind(price, lowered.program.decisions.mode),
-        tokens=_tokens(lowered.program),
+        tokens=new_tokens(lowered.program),
     )
 
 
@@ -235,7 +246,7 @@ def _memory_by_kind(price: Price, mode: str) -> dict[str, int]:
     }
 
 
-def _tokens(program: Program) -> int | None:
+def new_tokens(program: Program) -> int | None:
     """New tokens of a step over the whole batch, where a decoder's caches say how many each sequence gets."""
     new = program.graph.new_positions
     return None if new is None else new * program.graph.batch * program.decisions.microbatches

@@ -131,16 +131,19 @@ class Reruns:
                 for stage, place in (self._schedule.rank_and_chunk(chunk),)
                 if stage == rank
             ]
-            most = np.zeros((len(places), len(places)), dtype=np.int64)
+            most: dict[tuple[int, int, int], int] = {}
             for moment in self._moments[rank]:
-                factors = np.array([1, moment.whole[local], moment.waiting[local]])
+                factors = (1, moment.whole[local], moment.waiting[local])
                 rest = sum(
                     int(np.array([1, moment.whole[place], moment.waiting[place]]) @ of_chunk[:, chunk])
                     for chunk, place in others
                 )
-                before = factors @ sums[:, places]
-                np.maximum(most, before[None, :] - before[:, None] + rest, out=most)
-            return most <= room
+                most[factors] = max(most.get(factors, rest), rest)
+            fit = np.full((len(places), len(places)), room >= 0)
+            for factors, rest in most.items():
+                before = np.array(factors) @ sums[:, places]
+                fit &= before[None, :] <= (before + (room - rest))[:, None]
+            return fit
 
         return fits
 

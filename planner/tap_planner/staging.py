@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from tap_planner.collector import collector_paused
 from tap_planner.errors import InfeasibleError, LimitReachedError, TapError, UsageError
 from tap_planner.logs import NOTE
 
@@ -281,6 +282,7 @@ class _Search:
             self._uncut[number] = result
             self._learn(number, result.objective_ns)
 
+    @collector_paused()
     def _cut(self, number: int, result: SearchResult) -> None:
         """Cut the plan of a part, and have it fit; unless it is no faster than what there is already, or enough was
         tried."""
@@ -351,6 +353,7 @@ class _Search:
 
     # -- the answer --------------------------------------------------------------------------------------------
 
+    @collector_paused()
     def _polished(self, best: _Found) -> _Found:
         """The best plan, or what a search of its part to the end makes of it."""
         from tap_planner.search import search
@@ -365,6 +368,7 @@ class _Search:
         except (InfeasibleError, LimitReachedError, UsageError):
             return best  # what was found under a lower limit is no worse
 
+    @collector_paused()
     def _sharing(self, best: _Found) -> _Found:
         """The best plan, with its transfers shared out between ranks if that is predicted to be worth it."""
         most = best.lowered.prediction.step_ns * WORTH

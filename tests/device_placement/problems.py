@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -126,6 +126,37 @@ def _add_backward(
 def problems(traits: Traits | None = None) -> st.SearchStrategy[Problem]:
     """Random problems, by seed."""
     return st.integers(0, 10**6).map(lambda seed: random_problem(seed, traits))
+
+
+def restricted(problem: Problem, devices: Sequence[int]) -> Problem:
+    """The same on some of the devices, which get numbers from 0."""
+    own, links = list(devices), problem.links
+    pairs = np.ix_(own, own)
+    return replace(
+        problem,
+        task_ns=problem.task_ns[:, own],
+        capacity_bytes=problem.capacity_bytes[own],
+        allowed=problem.allowed[:, own],
+        links=Links(
+            latency_ns=links.latency_ns[pairs], bytes_per_s=links.bytes_per_s[pairs], channels=links.channels[pairs]
+        ),
+    )
+
+
+def widened(problem: Problem, count: int) -> Problem:
+    """So many devices, all like the first, with links that are all alike."""
+    shape = (count, count)
+    return replace(
+        problem,
+        task_ns=np.repeat(problem.task_ns[:, :1], count, axis=1),
+        capacity_bytes=np.repeat(problem.capacity_bytes[:1], count),
+        allowed=np.ones((problem.num_groups, count), dtype=bool),
+        links=Links(
+            latency_ns=np.full(shape, problem.num_groups % 3, dtype=np.int64),
+            bytes_per_s=np.full(shape, 10**9, dtype=np.int64),
+            channels=channels_of(count),
+        ),
+    )
 
 
 def chain(

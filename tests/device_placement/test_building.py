@@ -17,7 +17,7 @@ from tap_planner.device_placement.building import Built, problem_of
 from tap_planner.device_placement.topology import device_places, links_of
 from tap_planner.errors import UsageError
 from tap_planner.graph import BindOptions, Graph, LossOptions, bind, load_model
-from tap_planner.plan import PlanOptions, PlanRequest
+from tap_planner.plan import PlanDocument, PlanOptions, PlanRequest
 from tests.graph.models import DATA, add_weight, data_model, saved, symbols
 
 MODELS = ("gpt2_tiny", "bert_tiny", "t5_tiny", "resnet_small", "gshard_moe_tiny", "dlrm_tiny", "vit_tiny", "unet_tiny")
@@ -104,8 +104,8 @@ def edges_of(found: Built) -> set[tuple[int, int, int]]:
 # -- one device: what tap-plan says ------------------------------------------------------------------------------
 
 
-def plan_of(name: str, *, mode: str, precision: str) -> tuple[int, int]:
-    """Time and memory of tap-plan's plan for one device."""
+def plan_of(name: str, *, mode: str, precision: str) -> PlanDocument:
+    """Tap-plan's plan for one device."""
     options = PlanOptions(
         batch=8,
         dims=dims_of(name),
@@ -115,8 +115,7 @@ def plan_of(name: str, *, mode: str, precision: str) -> tuple[int, int]:
         recompute="none" if mode == "train" else "auto",
         microbatches=1,
     )
-    predicted = make_plan(PlanRequest(model=DATA / f"{name}.onnx", cluster=ONE, options=options)).predicted
-    return predicted.step_ns, predicted.total_memory_bytes
+    return make_plan(PlanRequest(model=DATA / f"{name}.onnx", cluster=ONE, options=options))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -125,7 +124,8 @@ def test_one_device_takes_what_a_plan_on_it_takes(name: str, precision: str) -> 
     """Time and memory of a training step on one device are those of tap-plan's plan for one device."""
     _, found = built(name, ONE, training=True, precision=precision)
     everything = (0,) * found.problem.num_groups
-    expected = plan_of(name, mode="train", precision=precision)
+    predicted = plan_of(name, mode="train", precision=precision).predicted
+    expected = predicted.step_ns, predicted.total_memory_bytes
     assert (int(found.problem.task_ns.sum()), *found.problem.memory_bytes(everything)) == expected
 
 
@@ -134,7 +134,8 @@ def test_one_device_takes_what_a_plan_on_it_takes_in_inference(name: str) -> Non
     """The same in inference, with caches where the model has them."""
     _, found = built(name, ONE, training=False)
     everything = (0,) * found.problem.num_groups
-    expected = plan_of(name, mode="infer", precision="fp32")
+    predicted = plan_of(name, mode="infer", precision="fp32").predicted
+    expected = predicted.step_ns, predicted.total_memory_bytes
     assert (int(found.problem.task_ns.sum()), *found.problem.memory_bytes(everything)) == expected
 
 
@@ -387,9 +388,90 @@ def test_unknown_device(tmp_path: Path) -> None:
 
 
 def test_nowhere_to_put(tmp_path: Path) -> None:
-    """The message names the group."""
-    with pytest.raises(UsageError, match=r"group 0 \(a\) is allowed on no device"):
-        problem_of(diamond(tmp_path), plain(), precision="fp32", training=True, allowed={"a": []})
+    """The message names the operator, and those that are kept with it where they want to be elsewhere."""
+    graph = diamond(tmp_path)
+    with pytest.raises(UsageError, match="operator 'a' is allowed on no device"):
+        problem_of(graph, plain(), precision="fp32", training=True, allowed={"a": []})
+    together, allowed = [{"l", "r"}], {"l": [1], "a": [0], "r": [0]}
+    with pytest.raises(UsageError, match=r"operator 'r' is kept on one device with others.*: 'l' on 1, 'r' on 0"):
+        problem_of(graph, plain(), precision="fp32", training=True, together=together, allowed=allowed)
+
+
+# -- what shall be together --------------------------------------------------------------------------------------
+
+
+def test_together(tmp_path: Path) -> None:
+    """Sets with an operator in common are one group, whose members allow what all of them allow."""
+    graph = diamond(tmp_path)
+    given = [("l", "r"), ("r", "y"), ("a",), ()]
+    found = problem_of(graph, plain(), precision="fp32", training=True, together=given, allowed={"y": [1]})
+    a, left, right, y, loss = range(5)
+    assert found.operators == ((a,), (left, right, y), (loss,))
+    assert found.problem.allowed.tolist() == [[True, True], [False, True], [True, True]]
+    apart = problem_of(graph, plain(), precision="fp32", training=True).problem
+    assert found.problem.task_ns.tolist() == apart.task_ns.tolist()
+    assert found.problem.memory_bytes((0, 1, 0)) == apart.memory_bytes((0, 1, 1, 1, 0))
+
+
+def test_together_with_what_is_together(tmp_path: Path) -> None:
+    """What is kept with an operator comes along: its views, and in training the readers of its parameter."""
+    body = """agraph (float[batch, 8] x) => (float[batch, 8] y)
+    <int64[3] shape = {-1, 2, 4}> {
+        a = MatMul (x, w)
+        v = Reshape (a, shape)
+        b = Relu (a)
+        c = MatMul (b, w)
+        d = Sigmoid (b)
+        y = Add (c, d)
+    }"""
+    graph = text_graph(tmp_path, body, {"w": (8, 8)})
+    ids = [operator.id for operator in graph.operators]
+    found = problem_of(graph, plain(), precision="fp32", training=True, together=[{"d", "a"}])
+    first = {ids[index] for index in found.operators[0]}
+    assert {"a", "c", "d"} <= first and "b" not in first and "y" not in first
+
+
+def test_unknown_operator_together(tmp_path: Path) -> None:
+    """The message suggests what is near, as where devices are allowed."""
+    with pytest.raises(UsageError, match=r"no operator 'aa' \(did you mean 'a'\?\)") as caught:
+        problem_of(diamond(tmp_path), plain(), precision="fp32", training=True, together=[["y", "aa"]])
+    assert caught.value.hint == "Operators are called by their first output."
+
+
+# -- memory by kind ----------------------------------------------------------------------------------------------
+
+
+def test_diamond_memory_by_kind(tmp_path: Path) -> None:
+    """The closed forms of the diamond's memory, kind by kind."""
+    found = problem_of(diamond(tmp_path), plain(), precision="fp32", training=True)
+    kept = 16 * 8 * 4
+    assert found.memory_by_kind((0, 0, 1, 0, 0)) == (
+        {"parameters": 96 * 4, "gradients": 96 * 4, "optimizer": 96 * 8, "activations": 16 * 4 * 4 + 2 * kept},
+        {"parameters": 64 * 4, "gradients": 64 * 4, "optimizer": 64 * 8, "activations": kept},
+    )
+    served = problem_of(diamond(tmp_path, training=False), plain(), precision="fp32", training=False)
+    assert served.memory_by_kind((0, 0, 1, 1)) == (
+        {"parameters": 96 * 4, "caches": 0, "inputs": 16 * 4 * 4, "outputs": 0},
+        {"parameters": 64 * 4, "caches": 0, "inputs": 0, "outputs": kept},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [*((name, training) for name in MODELS for training in (True, False)), ("llama_decode_tiny", False)],
+)
+def test_memory_by_kind(name: str, training: bool) -> None:
+    """Kinds are those of plans; on one device all are what its plan says, and anywhere they make up all memory."""
+    _, found = built(name, "1x3:l4", training=training)
+    problem = found.problem
+    draw = np.random.default_rng(len(name))
+    placements = [(2,) * problem.num_groups, *draw.integers(0, 3, (5, problem.num_groups)).tolist()]
+    for placement in placements:
+        kinds = found.memory_by_kind(placement)
+        assert tuple(sum(held.values()) for held in kinds) == problem.memory_bytes(placement)
+    predicted = plan_of(name, mode="train" if training else "infer", precision="fp32").predicted
+    kinds = {kind: size for kind, size in predicted.memory_bytes.items() if kind != "workspace"}
+    assert found.memory_by_kind(placements[0])[2] == kinds
 
 
 def test_training_needs_a_loss(tmp_path: Path) -> None:

@@ -62,6 +62,14 @@ def test_pairs_change_places() -> None:
     assert found.overshoot_bytes == 0 and found.makespan_ns == 10
 
 
+def test_empty_devices_are_tried_once() -> None:
+    """Of empty devices that can change places one is tried: more of them need no more evaluations."""
+    few, many = (graph([1, 9, 9, 1], [(0, 1), (2, 3)], num_devices=count) for count in (3, 9))
+    found = [improve(problem, (0, 0, 0, 0), rank_priority(problem)) for problem in (few, many)]
+    assert found[0].makespan_ns == found[1].makespan_ns == 10
+    assert found[0].num_evaluations == found[1].num_evaluations
+
+
 def test_memory_comes_first() -> None:
     """A placement that does not fit is made to fit, though it takes longer."""
     problem = chain([1] * 6, num_devices=3, tensor_bytes=9, capacity_bytes=2)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tap_planner.device_placement import MORE_ORDERS, ORDERS, Problem, order_groups, upward_rank
+from tap_planner.device_placement import MORE_ORDERS, ORDERS, Problem, order_groups, orders, orders_for, upward_rank
 from tap_planner.errors import UsageError
+from tests.bench.placement_orders import branchy_problem
 from tests.device_placement.problems import Traits, chain, graph, heft_example, problems
 
+PREFERRED = ("lexico-topo", "topo", "dfs-preorder", "dfs-postorder", "reversed-topo", "bfs")
 LARGER = Traits(max_groups=12)
 TOPOLOGICAL = ("topo", "lexico-topo", "random:0", "random:5")
 
@@ -107,3 +109,27 @@ def test_unknown_orders(name: str) -> None:
     with pytest.raises(UsageError, match="order") as caught:
         order_groups(chain([1], num_devices=1), name)
     assert repr(name) in caught.value.message and caught.value.hint
+
+
+@given(problem=problems(LARGER))
+def test_all_orders_of_small_graphs(problem: Problem) -> None:
+    """Small graphs are tried in all orders of the paper, each once."""
+    assert sorted(orders_for(problem)) == sorted(ORDERS)
+
+
+@pytest.mark.parametrize("effort", [0, 20, 100, 200, 10_000])
+def test_orders_of_large_graphs(effort: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fewer the larger and the more devices, the most promising first, at least one."""
+    monkeypatch.setattr(orders, "_EFFORT", effort)
+    found = [
+        [orders_for(graph([1] * tasks, [], num_devices=devices)) for devices in (1, 2, 4, 8)]
+        for tasks in (1, 2, 5, 10, 20)
+    ]
+    assert all(names == PREFERRED[: len(names)] and names for row in found for names in row)
+    counts = np.asarray([[len(names) for names in row] for row in found])
+    assert (np.diff(counts, axis=0) <= 0).all() and (np.diff(counts, axis=1) <= 0).all()
+
+
+def test_orders_of_ten_thousand_operators() -> None:
+    """All six where 10,000 operators are trained on two nodes of four devices."""
+    assert orders_for(branchy_problem(10_000, 0)) == PREFERRED

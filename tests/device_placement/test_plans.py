@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,17 +21,20 @@ from tap_planner.apply import (
     synthetic_inputs,
     verify_program,
 )
-from tap_planner.cluster import load_cluster
-from tap_planner.device_placement import Built, PlacedPlan, place, placed_plan, play, problem_of
+from tap_planner.cluster import Cluster, load_cluster, parse_cluster
+from tap_planner.device_placement import Built, PlacedPlan, place, placed_plan, play, priority_of, problem_of
 from tap_planner.errors import ApplyError, UsageError
 from tap_planner.graph import BindOptions, Graph, LossOptions, ModelFile, bind, reordered
 from tap_planner.operators import TRANSFER
-from tap_planner.program import Send, lower, lower_plan
+from tap_planner.program import Phase, Send, lower, lower_plan
 from tap_planner.schedule import check
 from tap_planner.simulate import simulate
+from tests.bench.traversal_orders import UNLIKE
 from tests.graph.models import DATA, add_weight, data_model, saved
 
-CLUSTER = "1x3:l4"
+CLUSTER = load_cluster("1x3:l4")
+BOX = parse_cluster(UNLIKE, file="box")
+"""An A100, an L4 and a CPU core."""
 DIMS = {"t5_tiny": {"seq": 8, "dec_seq": 6}, "gpt2_tiny": {"seq": 8}}
 INCEPTION = """
 inception (float[4, 3, 8, 8] x) => (float[4, 5] y)
@@ -86,7 +90,7 @@ class Case:
         return self.plan(placement, draw.sample(range(problem.num_tasks), k=problem.num_tasks))
 
 
-def case_of(model: ModelFile, path: Path, *, training: bool, **options: object) -> Case:
+def case_of(model: ModelFile, path: Path, *, training: bool, cluster: Cluster = CLUSTER, **options: object) -> Case:
     """Bind a model with the loss's mean."""
     bound = BindOptions(
         training=training,
@@ -95,15 +99,15 @@ def case_of(model: ModelFile, path: Path, *, training: bool, **options: object) 
         **options,  # type: ignore[arg-type]
     )
     graph = bind(model, bound)
-    built = problem_of(graph, load_cluster(CLUSTER), precision="fp32", training=training)
+    built = problem_of(graph, cluster, precision="fp32", training=training)
     return Case(model=path, options=bound, graph=graph, built=built)
 
 
 @functools.cache
-def known(name: str, training: bool) -> Case:
+def known(name: str, training: bool, cluster: Cluster = CLUSTER) -> Case:
     """A model of tests/data."""
     path = DATA / f"{name}.onnx"
-    return case_of(data_model(name), path, training=training, batch=2, dims=DIMS.get(name, {}))
+    return case_of(data_model(name), path, training=training, cluster=cluster, batch=2, dims=DIMS.get(name, {}))
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +129,8 @@ def check_verifies(case: Case, found: PlacedPlan) -> None:
         synthetic_inputs(case.graph),
         reference_graph=case.graph,
     )
-    assert report is not None and report.passed, "\n".join(report.lines())
+    assert report is not None
+    assert report.passed, "\n".join(report.lines())
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "infer"])
@@ -175,18 +180,24 @@ def test_placed_models_verify_in_processes(name: str, request: pytest.FixtureReq
     assert result.report.passed, "\n".join(result.report.lines())
 
 
+@pytest.mark.parametrize(
+    ("cluster", "training", "share"),
+    [(CLUSTER, False, 0.02), (BOX, False, 0.02), (CLUSTER, True, 0.1), (BOX, True, 0.25)],
+    ids=["infer", "infer-unlike", "train", "train-unlike"],
+)
 @pytest.mark.parametrize("name", ["t5_tiny", "unet_tiny", "gpt2_tiny"])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "infer"])
-def test_steps_take_what_was_played(name: str, training: bool) -> None:
-    """The simulator, which knows nothing of tasks, takes at most a tenth more or less for the program than was
-    played."""
-    case = known(name, training)
+def test_steps_take_what_was_played(name: str, training: bool, share: float, cluster: Cluster) -> None:
+    """The simulator, which knows nothing of tasks, takes about as long for the program as was played; more or less in
+    training, where gradients are summed before they are sent, and a program updates parameters at the end of its step,
+    where a slow device was played to do so while it waited."""
+    case = known(name, training, cluster)
     placing = place(case.built.problem, evaluations=50)
     found = next(tried for tried in placing.tries if len(set(tried.placement)) == 3)
-    played = play(case.built.problem, found.placement, placing.priority).makespan_ns
-    plan = case.plan(found.placement, placing.priority)
-    step = simulate(lower(plan.graph, plan.decisions), load_cluster(CLUSTER)).step_ns
-    assert step == pytest.approx(played, rel=0.1)
+    priority = priority_of(case.built.problem, found)
+    played = play(case.built.problem, found.placement, priority).makespan_ns
+    plan = case.plan(found.placement, priority)
+    step = simulate(lower(plan.graph, plan.decisions), cluster, devices=plan.devices).step_ns
+    assert step == pytest.approx(played, rel=share)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -209,6 +220,29 @@ def test_chunks_wait_at_their_ends_alone(seed: int, inception: Case) -> None:
             if pipeline.stage_of(chunk_of[name]) != pipeline.stage_of(number):
                 assert not wanted & {*transfer.outputs}
                 assert name in operators[chunk_of[name]][-1].outputs
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "infer"])
+@pytest.mark.parametrize("name", ["t5_tiny", "unet_tiny", "gpt2_tiny"])
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_sent_twice_to_a_device(name: str, training: bool, seed: int) -> None:
+    """However many chunks of it read a tensor; and its gradient comes back once, as a sum."""
+    found = known(name, training).drawn(seed)
+    program = lower(found.graph, found.decisions)
+    makers = {output: each for each in found.graph.operators for output in each.outputs}
+    sent = Counter[tuple[str, str | None, int]]()
+    copies = Counter[tuple[str | None, int]]()
+    for number, chunk in enumerate(program.chunks):
+        for part in (*chunk.forward, *chunk.backward):
+            if isinstance(part, Send) and part.peer is not None:
+                (name_of,) = found.graph.operators[part.operator].inputs
+                assert name_of is not None and makers[name_of].type != TRANSFER
+                reader = program.stage_of(number) if part.phase is Phase.BACKWARD else part.peer
+                sent[part.phase.value, name_of, reader] += 1
+            elif isinstance(part, Send) and part.phase is Phase.FORWARD:
+                copies[found.graph.operators[part.operator].inputs[0], program.stage_of(number)] += 1
+    assert sent and set(sent.values()) == {1}
+    assert copies, "no chunk takes what another one of its device has got or made: nothing is tested"
 
 
 LATE = """

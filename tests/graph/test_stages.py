@@ -48,6 +48,37 @@ def test_chunks_read_only_what_is_theirs(name: str) -> None:
 
 
 @everywhere
+def test_copies_are_taken_from_earlier_chunks(name: str) -> None:
+    """What an earlier chunk of the same stage has got is read from there; what it has not got comes from its maker, and
+    so does everything where nothing is said. The results stay those of the whole graph."""
+    graph, taken = graph_of(name), 0
+    for cut, begins, starts in cuts(graph):
+        stages = [number % 2 for number in range(len(starts))]
+        own = [[c for c in range(n) if stages[c] == stages[n]] for n in range(len(starts))]
+        again, positions = cut_in_stages(graph, starts, own)
+        assert positions == begins and [o.id for o in again.operators] == [o.id for o in cut.operators]
+        copied: dict[str, str] = {}
+        for plain, operator in zip(cut.operators, again.operators, strict=True):
+            if operator.type != "Transfer":
+                assert operator == plain
+                continue
+            (source,), (made,) = operator.inputs, operator.outputs
+            assert source is not None and copied.get(source, source) == plain.inputs[0]
+            copied[made] = str(plain.inputs[0])
+            chunk = sum(begin <= again.operators.index(operator) for begin in begins) - 1
+            earlier = [c for c in own[chunk] if f"{plain.inputs[0]}@{c}" in copied]
+            assert source == (f"{plain.inputs[0]}@{earlier[0]}" if earlier else plain.inputs[0])
+            taken += bool(earlier)
+        weights, inputs = RandomWeights(graph, seed=1), synthetic_inputs(graph)
+        whole, parts = (run_reference(each, weights, inputs) for each in (graph, again))
+        assert whole.loss == parts.loss
+        for parameter, gradient in whole.gradients.items():
+            scale = float(np.abs(gradient).max())
+            np.testing.assert_allclose(parts.gradients[parameter], gradient, rtol=0, atol=1e-13 * scale)
+    assert taken or name in ("gpt2_tiny", "hm_mixtral_tiny")  # in them every tensor is read near to its maker
+
+
+@everywhere
 def test_operators_stay_in_order(name: str) -> None:
     """Without the Transfers it is the graph that it was; chunks begin where they were asked to, behind Transfers."""
     graph = graph_of(name)

@@ -27,7 +27,7 @@ from tap_planner.cluster.meshes import (
 )
 from tap_planner.cluster.paces import NETWORK, USUAL_COLLECTIVE_LAUNCH_NS, kind_of_link, usual_paces, with_usual_paces
 from tap_planner.cluster.reserves import USUAL_COLLECTIVE_BUFFERS_BYTES, usual_reserve
-from tap_planner.cluster.subsets import device_parts, friendly_counts, restricted
+from tap_planner.cluster.subsets import device_parts, friendly_counts, restricted, unused_boxes
 from tap_planner.cluster.types import (
     ALGORITHMS,
     STAND_INS,
@@ -84,6 +84,7 @@ __all__ = [
     "part_of",
     "restricted",
     "slowest_device",
+    "unused_boxes",
     "usual_paces",
     "usual_reserve",
     "with_usual_paces",

@@ -40,7 +40,9 @@ class Contiguous:
     placement: Placement
 
 
-def contiguous(problem: Problem, order: Sequence[int], *, traffic: Traffic | None = None) -> tuple[Contiguous, ...]:
+def contiguous(
+    problem: Problem, order: Sequence[int], *, traffic: Traffic | None = None, devices: Sequence[int] | None = None
+) -> tuple[Contiguous, ...]:
     """The best cuts of an order, ``bottleneck`` first; none where no cut fits.
 
     Of sequences of devices that are as good, the first is taken; a placement that both objectives choose is given
@@ -50,11 +52,12 @@ def contiguous(problem: Problem, order: Sequence[int], *, traffic: Traffic | Non
         problem: what is placed.
         order: all groups.
         traffic: of the problem; made if it is not given.
+        devices: where segments go; None: to all.
     """
     known = traffic_of(problem) if traffic is None else traffic
     best: dict[str, tuple[tuple[int, int], Cut]] = {}
-    for devices in device_sequences(problem):
-        segments = Segments(problem, known, order, devices)
+    for sequence in device_sequences(problem, devices):
+        segments = Segments(problem, known, order, sequence)
         busiest = least_busiest(segments)
         if busiest is None:
             continue  # no cut fits, by whatever objective

@@ -26,17 +26,18 @@ from tap_planner.device_placement.problem import Placement, Problem
 __all__ = ["earliest_finish"]
 
 
-def earliest_finish(problem: Problem, order: Sequence[int]) -> Placement:
+def earliest_finish(problem: Problem, order: Sequence[int], *, devices: Sequence[int] | None = None) -> Placement:
     """Place all groups in an order; of devices where a group finishes at the same time, the smallest.
 
     Args:
         problem: what is placed.
         order: all groups.
+        devices: where groups go, but for those that are allowed on none of them; None: on all.
 
     Returns:
         The placement; it may exceed the memory of devices (see :meth:`Problem.overshoot_bytes`).
     """
-    greedy = _Greedy(problem)
+    greedy = _Greedy(problem, range(problem.num_devices) if devices is None else devices)
     for group in order:
         greedy.place(group)
     return tuple(greedy.device_of)
@@ -45,13 +46,11 @@ def earliest_finish(problem: Problem, order: Sequence[int]) -> Placement:
 class _Greedy:
     """What is placed so far, and until when devices and channels are taken."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, devices: Sequence[int]) -> None:
         self.index = problem.index
-        self.devices = range(problem.num_devices)
         self.device_of = [-1] * problem.num_groups
         self.group_ns: list[list[int]] = problem.group_ns().tolist()
         self.passes = 2 if problem.is_backward.any() else 1
-        self.inputs, self.outputs = _forward_tensors(problem)
         self.finish = [0] * problem.num_groups
         self.device_free = [0] * problem.num_devices
         self.channel_free = [0] * problem.index.links.num_channels
@@ -60,21 +59,20 @@ class _Greedy:
         self.fixed: list[int] = problem.fixed_bytes.tolist()
         self.shared_bytes = [shared.num_bytes for shared in problem.shared]
         self.holders: list[set[int]] = [set() for _ in problem.shared]
-        allowed = problem.allowed.tolist()
-        self.allowed = [[device for device in self.devices if row[device]] for row in allowed]
+        self.allowed = _allowed_among(problem, devices)
 
     def place(self, group: int) -> None:
         """Put a group on the best device, and send it what it reads."""
-        needs = [self._need(group, device) for device in self.devices]
-        open_devices = [device for device in self.allowed[group] if needs[device] <= self.room[device]]
+        lacks = [self._need(group, device) - self.room[device] for device in self.allowed[group]]
+        open_devices = [device for device, lack in zip(self.allowed[group], lacks, strict=True) if lack <= 0]
         if open_devices:
             chosen = self._soonest(group, open_devices)
         else:
-            chosen = min(self.allowed[group], key=lambda device: (needs[device] - self.room[device], device))
+            chosen = self.allowed[group][lacks.index(min(lacks))]
         self.finish[group] = self._finish(group, chosen, kept=True)
         self.device_of[group] = chosen
         self.device_free[chosen] = self.finish[group]
-        self.room[chosen] -= needs[chosen]
+        self.room[chosen] -= self._need(group, chosen)
         for entry in self.index.shared_of[group]:
             self.holders[entry].add(chosen)
 
@@ -88,7 +86,7 @@ class _Greedy:
 
     def _soonest(self, group: int, devices: Sequence[int]) -> int:
         best, chosen = -1, devices[0]
-        outputs = [tensor for tensor in self.outputs[group] if any(self.device_of[r] >= 0 for r in tensor[1])]
+        outputs = [tensor for tensor in self.index.tasks.sent[group] if any(self.device_of[r] >= 0 for r in tensor[1])]
         for device in devices:
             least = self.device_free[device] + self.group_ns[group][device]
             if 0 <= best <= least:
@@ -105,7 +103,7 @@ class _Greedy:
         begin = self.device_free[device]
         links = self.index.links
         free: dict[int, int] = {}
-        for tensor, producer in self.inputs[group]:
+        for tensor, producer in self.index.tasks.received[group]:
             source = self.device_of[producer]
             if source == device or source < 0:
                 continue  # on the same device the producer is done before the device is free
@@ -136,20 +134,11 @@ class _Greedy:
         return self.passes * total
 
 
-def _forward_tensors(
-    problem: Problem,
-) -> tuple[list[list[tuple[int, int]]], list[list[tuple[int, tuple[int, ...]]]]]:
-    """Of forward tasks, by group: (tensor, its maker) that it reads, and (tensor, its readers) that it makes."""
-    tasks, backward = problem.index.tasks, problem.is_backward.tolist()
-    inputs: list[list[tuple[int, int]]] = [[] for _ in tasks.members]
-    outputs: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in tasks.members]
-    for tensor, (maker, readers) in enumerate(zip(tasks.producer, tasks.readers, strict=True)):
-        if backward[maker]:
-            continue
-        producer = tasks.group_of[maker]
-        groups = tuple(sorted({tasks.group_of[r] for r in readers if not backward[r]} - {producer}))
-        if groups:
-            outputs[producer].append((tensor, groups))
-        for group in groups:
-            inputs[group].append((tensor, producer))
-    return inputs, outputs
+def _allowed_among(problem: Problem, devices: Sequence[int]) -> list[list[int]]:
+    """By group, those of the devices on which it may lie, ascending; if there are none, all where it may."""
+    wanted = set(devices)
+    found: list[list[int]] = []
+    for row in problem.allowed.tolist():
+        possible = [device for device, is_allowed in enumerate(row) if is_allowed]
+        found.append([device for device in possible if device in wanted] or possible)
+    return found

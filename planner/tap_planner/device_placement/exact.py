@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 from tap_planner.device_placement.bounds import lower_bound_ns
 from tap_planner.device_placement.exact_model import ScheduleModel, time_unit_ns
 from tap_planner.device_placement.problem import Placement, Problem
-from tap_planner.device_placement.sequences import interchangeable
+from tap_planner.device_placement.sequences import in_order_of_use
 from tap_planner.device_placement.timeline import Timeline, play
 
 __all__ = ["ExactResult", "ExactStatus", "solve_exactly"]
@@ -127,11 +127,6 @@ def _known(problem: Problem, hint: Sequence[int] | None, priority: Sequence[int]
     """The hint as it is played, with devices that are alike in the sequence of their first groups."""
     if hint is None or any(problem.overshoot_bytes(hint)) or not problem.is_allowed(hint):
         return None
-    placement = list(hint)
-    for devices in interchangeable(problem):
-        first = {device: placement.index(device) if device in placement else len(placement) for device in devices}
-        ranked = sorted(devices, key=lambda device, first=first: (first[device], device))
-        renamed = dict(zip(ranked, devices, strict=True))
-        placement = [renamed.get(device, device) for device in placement]
+    placement = in_order_of_use(problem, hint)
     timeline = play(problem, placement, range(problem.num_tasks) if priority is None else priority)
-    return _Known(placement=tuple(placement), timeline=timeline)
+    return _Known(placement=placement, timeline=timeline)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from tap_planner.graph import Graph, Operator, TensorKind
@@ -23,15 +23,18 @@ class Groups:
     """Operators whose results every device can make for nothing: views of graph inputs and constants."""
 
 
-def group_operators(graph: Graph, *, training: bool) -> Groups:
+def group_operators(graph: Graph, *, training: bool, together: Sequence[Collection[int]] = ()) -> Groups:
     """Keep together what is better not parted; every other operator is a group by itself.
 
     - In training, all that read the same trainable parameter: its gradient needs no sum over devices.
     - In inference, a cache (a graph input that a step returns in its next state): what reads it and what leaves it.
     - A view and an ``Output`` operator, which take no time, are with what makes their operands, where all of them are
       made in one group; a view of what is everywhere is with its first reader.
+    - What is asked for: sets of operators (indices) in ``together``.
+
+    Whatever has an operator in common is one group.
     """
-    return _Grouping(graph, training=training).groups()
+    return _Grouping(graph, training=training).groups(together)
 
 
 def parameters_read(graph: Graph, operator: Operator) -> tuple[str, ...]:
@@ -68,10 +71,12 @@ class _Grouping:
                 if name is not None:
                     self.first_reader.setdefault(name, index)
 
-    def groups(self) -> Groups:
+    def groups(self, together: Sequence[Collection[int]]) -> Groups:
         self._join_readers()
         if self.caches:
             self._join_caches()
+        for operators in filter(None, together):
+            self._join(operators)
         self._join_views()
         roots = [self._root(index) for index in range(len(self.parent))]
         number = {root: count for count, root in enumerate(dict.fromkeys(roots))}

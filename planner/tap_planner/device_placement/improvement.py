@@ -9,13 +9,14 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 from tap_planner.device_placement.problem import Placement, Problem
+from tap_planner.device_placement.sequences import interchangeable
 from tap_planner.device_placement.timeline import Timeline, makespan_ns, play
 
 __all__ = ["Improved", "default_evaluations", "improve"]
 
 _TASK_EVALUATIONS = 1_000_000
 """Evaluations times tasks, as a rule."""
-_FEWEST = 50
+_FEWEST = 3
 _MOST = 5_000
 _RUNS = (2, 4, 8, 16, 32, 64, 128, 256)
 """Lengths of runs that are moved."""
@@ -46,28 +47,35 @@ def default_evaluations(problem: Problem) -> int:
 
 
 def improve(
-    problem: Problem, placement: Sequence[int], priority: Sequence[int], *, evaluations: int | None = None
+    problem: Problem,
+    placement: Sequence[int],
+    priority: Sequence[int],
+    *,
+    evaluations: int | None = None,
+    devices: Sequence[int] | None = None,
 ) -> Improved:
     """Change a placement, move by move, as long as that makes it better.
 
     Better is first less memory beyond the devices' limits, then a shorter step. In each round the groups on the
     critical chain of what was played come first (backwards from the task that ends last), then all others by number.
     For each these moves are tried: the group alone to the devices of its neighbours in the forward graph, then to the
-    others; with the next 1, 3, 7 ... groups by number that lie on its device, and with those before it, to its
-    neighbours' devices; and to change places with a group on one of these, a neighbour or one that is near by number.
-    The first move that makes it better is made, and the next group is tried. It ends when a round finds nothing, or
-    when the evaluations are used up.
+    others (of empty ones that are interchangeable only to the first); with the next 1, 3, 7 ... groups by number that
+    lie on its device, and with those before it, to its neighbours' devices; and to change places with a group on one of
+    these, a neighbour or one that is near by number. The first move that makes it better is made, and the next group is
+    tried. It ends when a round finds nothing, or when the evaluations are used up.
 
     Args:
         problem: what is placed.
         placement: on allowed devices.
         priority: [num_tasks], as :func:`play` takes it; it stays the same.
         evaluations: at most so many placements are played; None: :func:`default_evaluations`.
+        devices: to which groups are moved, ascending; None: to all.
 
     Returns:
         A placement that is no worse, the same for the same arguments.
     """
-    search = _Search(problem, placement, priority, default_evaluations(problem) if evaluations is None else evaluations)
+    limit = default_evaluations(problem) if evaluations is None else evaluations
+    search = _Search(problem, placement, priority, limit, range(problem.num_devices) if devices is None else devices)
     search.run()
     return Improved(
         placement=tuple(search.placement),
@@ -80,8 +88,17 @@ def improve(
 class _Search:
     """The placement, what it is worth, and how many were played."""
 
-    def __init__(self, problem: Problem, placement: Sequence[int], priority: Sequence[int], evaluations: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        placement: Sequence[int],
+        priority: Sequence[int],
+        evaluations: int,
+        devices: Sequence[int],
+    ) -> None:
         self.problem, self.priority, self.limit = problem, priority, evaluations
+        self.devices = devices
+        self.alike = {device: same[0] for same in interchangeable(problem, devices) for device in same}
         self.placement = list(placement)
         self.allowed: list[list[bool]] = problem.allowed.tolist()
         self.played = 0
@@ -130,7 +147,8 @@ class _Search:
         tasks, own = self.problem.index.tasks, self.placement[group]
         neighbours = [*tasks.predecessors[group], *tasks.successors[group]]
         near = list(dict.fromkeys(self.placement[other] for other in neighbours if self.placement[other] != own))
-        far = [device for device in range(self.problem.num_devices) if device != own and device not in near]
+        near = [device for device in near if device in self.devices]
+        far = [device for device in self._distinct() if device != own and device not in near]
         for device in (*near, *far):
             yield ((group, device),)
         for run in self._runs(group):
@@ -139,6 +157,18 @@ class _Search:
         for device in near or far:
             for other in self._partners(group, device):
                 yield (group, device), (other, own)
+
+    def _distinct(self) -> list[int]:
+        """Devices, without empty ones that can change places with an empty one before them."""
+        used, empty = set(self.placement), set[int]()
+        found: list[int] = []
+        for device in self.devices:
+            kind = self.alike.get(device, device)
+            if device in used or kind not in empty:
+                found.append(device)
+            if device not in used:
+                empty.add(kind)
+        return found
 
     def _partners(self, group: int, device: int) -> list[int]:
         """Groups on a device with which one may change places: neighbours, then the nearest by number."""

@@ -48,6 +48,10 @@ class TaskIndex:
     """By group: those after it in the forward graph of groups, ascending."""
     predecessors: list[tuple[int, ...]]
     """By group: those before it in the forward graph of groups, ascending."""
+    received: list[list[tuple[int, int]]]
+    """By group: (tensor, its maker) of what forward tasks read of other groups."""
+    sent: list[list[tuple[int, tuple[int, ...]]]]
+    """By group: (tensor, its readers) of what forward tasks make for forward tasks of other groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,6 +140,17 @@ def index_tasks(
     for tensor, maker in enumerate(makers):
         if readers[tensor]:
             outputs[maker].append(tensor)
+    received: list[list[tuple[int, int]]] = [[] for _ in range(num_groups)]
+    sent: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(num_groups)]
+    for tensor, maker in enumerate(makers):
+        if backward[maker]:
+            continue
+        others = {groups[reader] for reader in readers[tensor] if not backward[reader]}
+        others.discard(groups[maker])
+        if others:
+            sent[groups[maker]].append((tensor, tuple(sorted(others))))
+        for other in others:
+            received[other].append((tensor, groups[maker]))
     return TaskIndex(
         group_of=groups,
         duration_ns=task_ns.tolist(),
@@ -146,4 +161,6 @@ def index_tasks(
         members=[tuple(found) for found in members],
         successors=[tuple(sorted(found)) for found in after],
         predecessors=[tuple(sorted(found)) for found in before],
+        received=received,
+        sent=sent,
     )

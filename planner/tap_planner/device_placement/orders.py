@@ -48,13 +48,32 @@ from tap_planner.device_placement.priorities import upward_rank
 from tap_planner.device_placement.problem import Problem
 from tap_planner.errors import UsageError
 
-__all__ = ["MORE_ORDERS", "ORDERS", "order_groups"]
+__all__ = ["MORE_ORDERS", "ORDERS", "order_groups", "orders_for"]
 
 ORDERS = ("topo", "reversed-topo", "dfs-preorder", "dfs-postorder", "bfs", "lexico-topo")
 """Those of the paper."""
 MORE_ORDERS = ("upward-rank",)
 """Others, beside ``random:SEED``."""
 _RANDOM = "random:"
+_PREFERRED = ("lexico-topo", "topo", "dfs-preorder", "dfs-postorder", "reversed-topo", "bfs")
+"""By how near each came to the best of them, training and inference together."""
+_EFFORT = 1_500_000
+"""Of all orders that are tried together."""
+_OF_ANY = 4
+"""What playing its placements takes, as devices that placers look at."""
+
+
+def orders_for(problem: Problem) -> tuple[str, ...]:
+    """The orders that are worth trying: all of :data:`ORDERS`; of a very large problem as many as are cheap.
+
+    To try an order takes about as many steps as there are tasks times devices (and four more, for what does not depend
+    on these). Orders may take 1,500,000 steps in all, which are six orders for 10,000 operators that are trained on 8
+    devices; where they would take more, there are as many as that allows, at least one. Those that came nearest to the
+    best where all were measured (docs/traversal-order.md, "Which order to choose") are first: ``lexico-topo``, then
+    ``topo``, ``dfs-preorder``, ``dfs-postorder``, ``reversed-topo`` and ``bfs``.
+    """
+    affordable = _EFFORT // (problem.num_tasks * (problem.num_devices + _OF_ANY))
+    return _PREFERRED[: max(1, affordable)]
 
 
 def order_groups(problem: Problem, name: str) -> tuple[int, ...]:

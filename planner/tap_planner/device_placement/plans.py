@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tap_planner.device_placement.building import Built
 from tap_planner.device_placement.timeline import play
 from tap_planner.graph import Graph, reordered
+from tap_planner.operators import ComputeKind, record_of
 from tap_planner.plan import Decisions, cut_decisions, unsplit_decisions
 from tap_planner.schedule import PipelineSchedule, Slot, Work
 
@@ -50,9 +51,11 @@ def placed_plan(
 ) -> PlacedPlan:
     """Play a placement and write it as a pipeline of one microbatch.
 
-    A chunk begins where an operator reads what another device has made, and ends behind one whose result another device
-    reads; so nothing is sent later than it is made, nor waited for earlier than it is read, forward and backward. A
-    device runs its chunks forward in the order in which they were played, then backward the other way round.
+    A tensor goes once to every device that reads it: the first chunk there receives it, and later ones take it from
+    that. A chunk begins where an operator reads what another device has made, and ends behind one whose result another
+    device reads; so nothing is sent later than it is made, nor waited for earlier than it is read, forward and
+    backward. A device runs its chunks forward in the order in which they were played, then backward in the order in
+    which these were, as far as every chunk comes after those that read it.
 
     Args:
         graph: bound with the whole batch.
@@ -71,8 +74,11 @@ def placed_plan(
         for index in members:
             device_of[index] = placement[group]
     sources = _sources(graph)
+    devices = tuple(sorted(set(device_of)))
     chunks = _chunks(graph, sources, device_of, [int(ns) for ns in timeline.start_ns[: len(graph.operators)]])
-    moved = reordered(graph, [graph.operators[index].id for chunk in chunks for index in chunk.operators])
+    moved = graph
+    if len(devices) > 1:
+        moved = reordered(graph, [graph.operators[index].id for chunk in chunks for index in chunk.operators])
     whole = unsplit_decisions(
         moved,
         training=bool(built.problem.is_backward.any()),
@@ -81,19 +87,20 @@ def placed_plan(
         optimizer_states=optimizer_states,
         loss_output=loss_output,
     )
-    devices = tuple(sorted({chunk.device for chunk in chunks}))
     if len(devices) == 1:
-        return PlacedPlan(graph=moved, decisions=whole, devices=devices)
+        return PlacedPlan(graph=graph, decisions=whole, devices=devices)
     stage_of = {device: stage for stage, device in enumerate(devices)}
     places = tuple(stage_of[chunk.device] for chunk in chunks)
+    reads = _reads(graph, chunks)
+    later = _backwards(chunks, reads, _backward_starts(built, timeline.start_ns.tolist()))
     schedule = PipelineSchedule(
         name=name,
         num_stages=len(devices),
         num_microbatches=1,
         num_chunks=max(map(places.count, places)),
         places=places,
-        reads=_reads(sources, chunks),
-        orders=tuple(_order(places.count(stage)) for stage in range(len(devices))),
+        reads=reads,
+        orders=tuple(_order(places, later, stage) for stage in range(len(devices))),
     )
     starts = [graph.operators[chunk.operators[0]].id for chunk in chunks]
     cut, decisions = cut_decisions(moved, whole, starts, schedule)
@@ -109,8 +116,8 @@ def _sources(graph: Graph) -> list[set[int]]:
 def _chunks(
     graph: Graph, sources: Sequence[set[int]], device_of: Sequence[int], start_ns: Sequence[int]
 ) -> list[_Chunk]:
-    """In the order in which their first operators were played, the loss last of all; what takes no time counts as
-    started with its first reader.
+    """In the order in which their first operators were played, the loss last of all; a view counts as started with what
+    makes its operand, as it is sent when that is made, and no operator as started later than a reader of it.
 
     Args:
         graph: the graph.
@@ -120,6 +127,9 @@ def _chunks(
     """
     sent = {source for index, read in enumerate(sources) for source in read if device_of[source] != device_of[index]}
     started = list(start_ns)
+    for index, read in enumerate(sources):
+        if read and record_of(graph.operators[index].signature).kind is ComputeKind.VIEW:
+            started[index] = max(started[source] for source in read)
     for index in reversed(range(len(sources))):
         for source in sources[index]:
             started[source] = min(started[source], started[index])
@@ -138,16 +148,56 @@ def _chunks(
     return found
 
 
-def _reads(sources: Sequence[set[int]], chunks: Sequence[_Chunk]) -> tuple[tuple[int, ...], ...]:
-    """Per chunk, those that make what it reads."""
-    chunk_of = {index: number for number, chunk in enumerate(chunks) for index in chunk.operators}
-    return tuple(
-        tuple(sorted({chunk_of[source] for index in chunk.operators for source in sources[index]} - {number}))
+def _reads(graph: Graph, chunks: Sequence[_Chunk]) -> tuple[tuple[int, ...], ...]:
+    """Per chunk, those that it gets what it reads from: where that is made, or, of another device, the first chunk of
+    its own device that reads it, too."""
+    made_in = {
+        name: number
         for number, chunk in enumerate(chunks)
-    )
+        for index in chunk.operators
+        for name in graph.operators[index].outputs
+    }
+    first: dict[tuple[str, int], int] = {}
+    found: list[tuple[int, ...]] = []
+    for number, chunk in enumerate(chunks):
+        read: set[int] = set()
+        for name in {name for index in chunk.operators for name in graph.operators[index].inputs}:
+            maker = None if name is None else made_in.get(name)
+            if name is None or maker is None or maker == number:
+                continue
+            is_own = chunks[maker].device == chunk.device
+            earlier = number if is_own else first.setdefault((name, chunk.device), number)
+            read.add(maker if earlier == number else earlier)
+        found.append(tuple(sorted(read)))
+    return tuple(found)
 
 
-def _order(num_chunks: int) -> tuple[Slot, ...]:
-    """All chunks forward, then all back."""
-    forward = tuple(Slot(Work.FORWARD, 0, chunk) for chunk in range(num_chunks))
-    return (*forward, *(Slot(Work.BACKWARD, 0, chunk) for chunk in reversed(range(num_chunks))))
+def _backward_starts(built: Built, start_ns: Sequence[int]) -> dict[int, int]:
+    """By operator that has a backward, when that was played."""
+    tasks = zip(built.task_operator, built.problem.is_backward.tolist(), start_ns, strict=True)
+    return {index: start for index, is_backward, start in tasks if is_backward}
+
+
+def _backwards(chunks: Sequence[_Chunk], reads: Sequence[Sequence[int]], backward_ns: Mapping[int, int]) -> list[int]:
+    """Chunks in the order of their backwards: as their first ones were played, but each after all that read it."""
+    begins = [0] * len(chunks)
+    for number in reversed(range(len(chunks))):  # readers come later, so that they are known
+        played = [backward_ns[index] for index in chunks[number].operators if index in backward_ns]
+        begins[number] = max(begins[number], min(played, default=0))
+        for source in reads[number]:
+            begins[source] = max(begins[source], begins[number])
+    return sorted(range(len(chunks)), key=lambda number: (begins[number], -number))
+
+
+def _order(places: Sequence[int], later: Sequence[int], stage: int) -> tuple[Slot, ...]:
+    """What a stage does: all its chunks forward, then back in their order.
+
+    Args:
+        places: by chunk its stage.
+        later: chunks in the order of their backwards.
+        stage: the stage.
+    """
+    own = [number for number, on in enumerate(places) if on == stage]
+    numbers = {number: count for count, number in enumerate(own)}
+    forward = tuple(Slot(Work.FORWARD, 0, count) for count in range(len(own)))
+    return (*forward, *(Slot(Work.BACKWARD, 0, numbers[number]) for number in later if number in numbers))

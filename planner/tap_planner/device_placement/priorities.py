@@ -27,28 +27,34 @@ def order_priority(problem: Problem, order: Sequence[int]) -> list[int]:
     return np.where(problem.is_backward, 2 * problem.num_groups - place, place).tolist()
 
 
-def rank_priority(problem: Problem, placement: Sequence[int] | None = None) -> list[int]:
+def rank_priority(
+    problem: Problem, placement: Sequence[int] | None = None, devices: Sequence[int] | None = None
+) -> list[int]:
     """Tasks by descending upward rank: what is longest from the end comes first.
 
     Args:
         problem: what is placed.
         placement: with it, times are those of the placement; without, means over devices and links.
+        devices: of which means are taken; None: of all.
 
     Returns:
         By task, smaller first.
     """
-    return [-rank for rank in upward_rank(problem, placement)]
+    return [-rank for rank in upward_rank(problem, placement, devices)]
 
 
-def upward_rank(problem: Problem, placement: Sequence[int] | None = None) -> list[int]:
+def upward_rank(
+    problem: Problem, placement: Sequence[int] | None = None, devices: Sequence[int] | None = None
+) -> list[int]:
     """The longest way from the start of each task to the end of the step, with transfers, without waiting.
 
     Topcuoglu et al. 2002, equation 6, with means rounded down.
     """
     tasks = problem.index.tasks
     if placement is None:
-        duration_ns, device_of = (problem.task_ns.sum(axis=1) // problem.num_devices).tolist(), None
-        mean = _mean_transfers(problem)
+        among = list(range(problem.num_devices) if devices is None else devices)
+        duration_ns, device_of = (problem.task_ns[:, among].sum(axis=1) // len(among)).tolist(), None
+        mean = _mean_transfers(problem, among)
     else:
         device_of = [placement[group] for group in tasks.group_of]
         duration_ns = problem.task_ns[np.arange(problem.num_tasks), device_of].tolist()
@@ -70,10 +76,10 @@ def upward_rank(problem: Problem, placement: Sequence[int] | None = None) -> lis
     return rank
 
 
-def _mean_transfers(problem: Problem) -> list[int]:
-    """By tensor, the mean over all pairs of unlike devices, rounded down."""
+def _mean_transfers(problem: Problem, devices: Sequence[int]) -> list[int]:
+    """By tensor, the mean over all pairs of two of the devices, rounded down."""
     links = problem.index.links
-    pairs = [kind for row in links.kind_of for kind in row if kind >= 0]
+    pairs = [links.kind_of[source][target] for source in devices for target in devices if source != target]
     total = np.zeros(len(problem.tensor_bytes), dtype=np.int64)
     for kind in range(len(links.kinds)):
         total += pairs.count(kind) * np.asarray(links.durations_ns[kind], dtype=np.int64)

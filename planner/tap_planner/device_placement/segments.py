@@ -34,7 +34,7 @@ class Segments:
         problem: what is placed.
         traffic: of the problem.
         order: all groups.
-        devices: all devices; segments go to them in this sequence, any device may get none.
+        devices: segments go to them in this sequence, any device may get none.
     """
 
     def __init__(self, problem: Problem, traffic: Traffic, order: Sequence[int], devices: Sequence[int]) -> None:

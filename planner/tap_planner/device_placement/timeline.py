@@ -49,18 +49,17 @@ def play(problem: Problem, placement: Sequence[int], priority: Sequence[int]) ->
         placement: the device of every group.
         priority: [num_tasks], smaller first; ties: the smaller task first.
     """
-    starts, transfers = _run(problem, placement, priority)
+    makespan, starts, transfers = _run(problem, placement, priority)
     devices = np.asarray(placement, dtype=np.int64)[problem.group_of]
     durations = problem.task_ns[np.arange(problem.num_tasks), devices]
     start_ns = np.asarray(starts, dtype=np.int64)
     busy = np.zeros(problem.num_devices, dtype=np.int64)
     np.add.at(busy, devices, durations)
     sent = np.asarray(transfers, dtype=np.int64).reshape(-1, 5)
-    end_ns = start_ns + durations
     return Timeline(
-        makespan_ns=int(end_ns.max()),
+        makespan_ns=makespan,
         start_ns=start_ns,
-        end_ns=end_ns,
+        end_ns=start_ns + durations,
         busy_ns=tuple(busy.tolist()),
         sent_bytes=int(problem.tensor_bytes[sent[:, 0]].sum()),
         memory_bytes=problem.memory_bytes(placement),
@@ -70,15 +69,11 @@ def play(problem: Problem, placement: Sequence[int], priority: Sequence[int]) ->
 
 def makespan_ns(problem: Problem, placement: Sequence[int], priority: Sequence[int]) -> int:
     """The makespan of :func:`play` alone."""
-    starts, _ = _run(problem, placement, priority)
-    group_of, durations = problem.index.tasks.group_of, problem.index.tasks.duration_ns
-    return max(
-        start + duration[placement[group]] for start, duration, group in zip(starts, durations, group_of, strict=True)
-    )
+    return _run(problem, placement, priority)[0]
 
 
-def _run(problem: Problem, placement: Sequence[int], priority: Sequence[int]) -> tuple[list[int], list[_Transfer]]:
-    """Start of every task, and all transfers.
+def _run(problem: Problem, placement: Sequence[int], priority: Sequence[int]) -> tuple[int, list[int], list[_Transfer]]:
+    """When the last task ends, the start of every task, and all transfers.
 
     Events are numbers: the time, and below it a task that ends then or, from ``num_tasks``, a transfer.
     """
@@ -115,7 +110,7 @@ def _run(problem: Problem, placement: Sequence[int], priority: Sequence[int]) ->
                 starts[task] = now
                 heappush(events, now + duration_ns[task][device] << shift | task)
         if not events:
-            return starts, transfers
+            return now, starts, transfers
         wake = []
         now = events[0] >> shift
         while events and events[0] >> shift == now:
@@ -132,15 +127,22 @@ def _run(problem: Problem, placement: Sequence[int], priority: Sequence[int]) ->
             running[source] = False
             wake.append(source)
             for tensor in outputs[code]:
-                elsewhere: dict[int, list[int]] = {}
+                elsewhere: dict[int, list[int]] | None = None
                 for reader in readers[tensor]:
                     device = device_of[reader]
                     if device != source:
-                        elsewhere.setdefault(device, []).append(reader)
+                        if elsewhere is None:
+                            elsewhere = {device: [reader]}
+                        elif device in elsewhere:
+                            elsewhere[device].append(reader)
+                        else:
+                            elsewhere[device] = [reader]
                         continue
                     waiting[reader] -= 1
                     if not waiting[reader]:
                         heappush(ready[source], rank[reader])
+                if elsewhere is None:
+                    continue
                 for target in sorted(elsewhere):
                     used = channels[source][target]
                     start = now

@@ -42,7 +42,9 @@ def reordered(graph: Graph, order: Sequence[str]) -> Graph:
     return replace(graph, operators=tuple(known[name] for name in order))
 
 
-def cut_in_stages(graph: Graph, starts: Sequence[str]) -> tuple[Graph, tuple[int, ...]]:
+def cut_in_stages(
+    graph: Graph, starts: Sequence[str], copies_of: Sequence[Sequence[int]] = ()
+) -> tuple[Graph, tuple[int, ...]]:
     """Cut a graph where chunks of the model (virtual stages) begin.
 
     Every chunk that reads an activation of an earlier one gets a ``Transfer`` of its own, among its first operators, in
@@ -52,6 +54,8 @@ def cut_in_stages(graph: Graph, starts: Sequence[str]) -> tuple[Graph, tuple[int
     Args:
         graph: the bound graph.
         starts: the operators (ids) that begin the chunks, in order; the first is the graph's first.
+        copies_of: per chunk, earlier ones on the same stage: what the first of them has got from elsewhere is read from
+            there, and not sent again. Empty: every chunk is sent what it reads.
 
     Returns:
         The graph, and the index of the first operator of every chunk in it.
@@ -62,7 +66,7 @@ def cut_in_stages(graph: Graph, starts: Sequence[str]) -> tuple[Graph, tuple[int
     firsts = _positions(graph, starts)
     if len(firsts) <= 1:
         return graph, firsts
-    return _Cutting(graph, firsts).result()
+    return _Cutting(graph, firsts, copies_of or [()] * len(firsts)).result()
 
 
 def _positions(graph: Graph, starts: Sequence[str]) -> tuple[int, ...]:
@@ -87,9 +91,12 @@ def _positions(graph: Graph, starts: Sequence[str]) -> tuple[int, ...]:
 class _Cutting:
     """Working state of ``cut_in_stages``."""
 
-    def __init__(self, graph: Graph, firsts: tuple[int, ...]) -> None:
+    def __init__(self, graph: Graph, firsts: tuple[int, ...], copies_of: Sequence[Sequence[int]]) -> None:
         self._graph = graph
         self._firsts = firsts
+        self._copies_of = copies_of
+        self._copied: dict[tuple[str, int], str] = {}
+        """By tensor and chunk what the chunk calls its copy."""
         ends = (*firsts[1:], len(graph.operators))
         self._chunks = [range(first, end) for first, end in zip(firsts, ends, strict=True)]
         self._chunk_of = {
@@ -124,12 +131,17 @@ class _Cutting:
         wanted = [name for name in self._read_by(chunk) if self._chunk_of.get(name, number) != number]
         names: dict[str, str] = {}
         for name in sorted(wanted, key=self._made.__getitem__):
-            names[name] = self._copy(name, number)
+            names[name] = made = self._copied[name, number] = self._copy(name, number)
             kind = self._tensors[name].type
             signature = OperatorSignature(type=TRANSFER, attributes=(), inputs=(kind,), outputs=(kind,))
-            operator = Operator(id=names[name], name="", signature=signature, inputs=(name,), outputs=(names[name],))
-            self._operators.append(operator)
+            source = self._nearest(name, number)
+            self._operators.append(Operator(id=made, name="", signature=signature, inputs=(source,), outputs=(made,)))
         return names
+
+    def _nearest(self, name: str, number: int) -> str:
+        """Where a chunk gets a tensor from: a copy that is on its stage already, or what was made elsewhere."""
+        copies = (self._copied.get((name, chunk)) for chunk in self._copies_of[number])
+        return next((copy for copy in copies if copy is not None), name)
 
     def _reads(self, number: int, chunk: range) -> Mapping[str, str]:
         """Make the reads of parameters that an earlier chunk has, too; returns what operators read instead."""

@@ -2,6 +2,7 @@
 
 from tap_planner.plan.bucketing import bucketed
 from tap_planner.plan.canonical import from_text, read_plan, to_text, write_plan, write_text
+from tap_planner.plan.certificate import Certificate, Claim, Nearness, ProofEntry, ShareEntry, gap_basis_points
 from tap_planner.plan.cutting import cut_decisions, join_decisions
 from tap_planner.plan.decisions import (
     AxisDecision,
@@ -37,8 +38,6 @@ from tap_planner.plan.document import (
     BlockEntry,
     BlockKey,
     BucketEntry,
-    Certificate,
-    Claim,
     CollectiveEntry,
     Digests,
     FoldedDecisions,
@@ -46,18 +45,14 @@ from tap_planner.plan.document import (
     IdlePlaces,
     MeshSection,
     ModelInput,
-    Nearness,
     ParameterEntry,
     PipelineSection,
     PlanDocument,
     Predicted,
     Producer,
-    ProofEntry,
     RedistributionEntry,
     RepeatEntry,
-    ShareEntry,
     Stage,
-    gap_basis_points,
     row_major_ranks,
 )
 from tap_planner.plan.encode import options_to_json
@@ -68,6 +63,7 @@ from tap_planner.plan.options import (
     COSTS,
     DEFAULT_SCHEDULE,
     LOSSES,
+    METHODS,
     MODES,
     OBJECTIVES,
     OPTIMIZER_STATES,
@@ -75,6 +71,7 @@ from tap_planner.plan.options import (
     PRECISIONS,
     RECOMPUTES,
     TARGETS,
+    TRAVERSAL_ORDERS,
     ApplyRequest,
     Auto,
     PlanOptions,
@@ -82,6 +79,8 @@ from tap_planner.plan.options import (
 )
 from tap_planner.plan.ordering import canonical_decisions
 from tap_planner.plan.pipelines import stage_starts
+from tap_planner.plan.place_rules import TOGETHER, PlaceRule, parse_place_rule
+from tap_planner.plan.placement import DeviceLoad, OrderOutcome, PlacementSection
 from tap_planner.plan.rule_files import load_constraints, parse_constraints
 from tap_planner.plan.rules import Constraint, parse_constraint, parse_rule, replicate_rule
 from tap_planner.plan.schema import schema
@@ -93,6 +92,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LOSSES",
     "MEMORY_KINDS",
+    "METHODS",
     "MODES",
     "OBJECTIVES",
     "OPTIMIZERS",
@@ -102,6 +102,8 @@ __all__ = [
     "RECOMPUTES",
     "SCHEMA_URI",
     "TARGETS",
+    "TOGETHER",
+    "TRAVERSAL_ORDERS",
     "ApplyRequest",
     "Auto",
     "AxisDecision",
@@ -118,6 +120,7 @@ __all__ = [
     "Constraint",
     "Decisions",
     "DeviceKind",
+    "DeviceLoad",
     "Digests",
     "EntityChange",
     "ExpandedParts",
@@ -130,11 +133,14 @@ __all__ = [
     "Nearness",
     "OperandDecision",
     "OperatorDecision",
+    "OrderOutcome",
     "OutputDecision",
     "ParameterDecision",
     "ParameterEntry",
     "PipelineDecision",
     "PipelineSection",
+    "PlaceRule",
+    "PlacementSection",
     "PlanDiff",
     "PlanDocument",
     "PlanOptions",
@@ -173,6 +179,7 @@ __all__ = [
     "options_to_json",
     "parse_constraint",
     "parse_constraints",
+    "parse_place_rule",
     "parse_rule",
     "read_plan",
     "replicate_rule",

@@ -55,7 +55,7 @@ def cut_decisions(
         UsageError: an operator is not there, they are not in order, or a chunk reads another one without the schedule's
             saying so.
     """
-    cut, chunks = cut_in_stages(graph, starts)
+    cut, chunks = cut_in_stages(graph, starts, schedule.copies)
     _check_reads(cut, chunks, schedule)
     pipeline = PipelineDecision(chunks=chunks, schedule=schedule, scatter_axes=scatter_axes)
     return cut, _Cutting(graph, decisions, cut, pipeline).result()
@@ -226,13 +226,15 @@ class _Cutting:
         assert strategy is not None and strategy.inputs[0] is not None
         needs = self._graph.tensors[name].requires_gradient
         gradient = strategy.input_gradients[0] if needs else None
+        copy = OutputDecision(tensor=operator.outputs[0], shape=made.shape, placement=strategy.outputs[0])
+        self._made[copy.tensor] = copy
         return OperatorDecision(
             id=operator.id,
             name=operator.name,
             type=operator.type,
             strategy=strategy.names(rule),
             inputs=(OperandDecision(tensor=name, placement=strategy.inputs[0], gradient=gradient),),
-            outputs=(OutputDecision(tensor=operator.outputs[0], shape=made.shape, placement=strategy.outputs[0]),),
+            outputs=(copy,),
         )
 
     def _redistributions(self) -> Iterator[RedistributionDecision]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
+from tap_planner.plan.certificate import PROOF_KINDS, Certificate, Nearness, ProofEntry, ShareEntry
 from tap_planner.plan.decisions import (
     AxisDecision,
     OperandDecision,
@@ -17,10 +18,8 @@ from tap_planner.plan.decisions import (
 from tap_planner.plan.decode_options import options_from_json
 from tap_planner.plan.document import (
     PHASES,
-    PROOF_KINDS,
     BlockEntry,
     BucketEntry,
-    Certificate,
     CollectiveEntry,
     Digests,
     FoldedDecisions,
@@ -28,22 +27,20 @@ from tap_planner.plan.document import (
     IdlePlaces,
     MeshSection,
     ModelInput,
-    Nearness,
     ParameterEntry,
     PipelineSection,
     PlanDocument,
     Predicted,
     Producer,
-    ProofEntry,
     RedistributionEntry,
     RepeatEntry,
-    ShareEntry,
     Stage,
     row_major_ranks,
 )
 from tap_planner.plan.names import MAX_SERIES, NameFamily, NameItem, decode_list, decode_names
 from tap_planner.plan.optimizer_states import decided_states, states_from_json
 from tap_planner.plan.options import RECOMPUTES
+from tap_planner.plan.placement import placement_from_json
 from tap_planner.plan.reader import Value, fail
 from tap_planner.sharding import Placements, Step
 
@@ -84,6 +81,7 @@ def document_from_json(root: Value) -> PlanDocument:
         ),
         collectives=root["collectives"].each(lambda value: _collective(value, axes)),
         idle=() if idle is None else idle.each(lambda value: _idle(value, mesh)),
+        placement=None if (placement := root.get("placement")) is None else placement_from_json(placement),
         predicted=_predicted(root["predicted"]),
         certificate=_certificate(root["certificate"], options.objective),
         digests=digests and Digests(decisions=digests["decisions"].text(), plan=digests["plan"].text()),
@@ -395,6 +393,7 @@ def _certificate(value: Value, objective: str) -> Certificate:
         near=None if (near := value.get("near")) is None else _near(near),
         states=None if (states := value.get("optimizer_states")) is None else states_from_json(states),
         lagrangian_bound_ns=number("lagrangian_bound_ns"),
+        simple_bound_ns=number("simple_bound_ns"),
         proof=()
         if (proof := value.get("proof")) is None
         else proof.each(lambda entry: _proof(entry, "bytes" if sent else "ns")),

@@ -10,6 +10,7 @@ from tap_planner.plan.options import (
     COSTS,
     DEFAULT_SCHEDULE,
     LOSSES,
+    METHODS,
     MODES,
     OBJECTIVES,
     OPTIMIZER_STATES,
@@ -20,6 +21,7 @@ from tap_planner.plan.options import (
     Auto,
     PlanOptions,
 )
+from tap_planner.plan.place_rules import PlaceRule
 from tap_planner.plan.reader import MAX_INTEGER, REMEDY, Value, fail
 from tap_planner.plan.rules import Constraint
 from tap_planner.schedule import SCHEDULES
@@ -43,6 +45,9 @@ def options_from_json(value: Value) -> PlanOptions:
         loss=loss and loss["kind"].text(LOSSES),
         loss_output=loss and loss["output"].text(),
         objective="time" if (objective := value.get("objective")) is None else objective.text(OBJECTIVES),
+        method=METHODS[0] if (method := value.get("method")) is None else method.text(METHODS),
+        traversal_order="auto" if (order := value.get("traversal_order")) is None else order.text(),
+        places=() if (places := value.get("places")) is None else places.each(_place_rule),
         cost=value["cost"].text(COSTS),
         zero=_auto(value["zero"], most=3),
         microbatches=_auto(value["microbatches"], least=1),
@@ -51,8 +56,8 @@ def options_from_json(value: Value) -> PlanOptions:
         max_axes=value["max_axes"].integer(1),
         allow_idle=(idle := value.get("allow_idle")) is not None and idle.flag(),
         stages=1 if (stages := value.get("stages")) is None else _auto(stages, least=1),
-        schedule=_schedule(value.get("schedule"), order := _order(value.get("order"))),
-        order=order,
+        schedule=_schedule(value.get("schedule"), lines := _order(value.get("order"))),
+        order=lines,
         chunks=None if (chunks := value.get("chunks")) is None else chunks.integer(1),
         gap_basis_points=value["gap_basis_points"].integer(0),
         max_regret_basis_points=None if (most := value.get("max_regret_basis_points")) is None else most.integer(0),
@@ -130,6 +135,10 @@ def _memory_limit(value: Value) -> int | Literal["device", "none"]:
     if isinstance(value.data, str):
         return cast(Literal["device", "none"], value.text(("device", "none")))
     return value.integer(1)
+
+
+def _place_rule(value: Value) -> PlaceRule:
+    return PlaceRule(pattern=value["operators"].text(), where=value["where"].text())
 
 
 def _constraint(value: Value) -> Constraint:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from tap_planner.operators import TRANSFER
 from tap_planner.plan.decisions import Decisions, OperatorDecision, ParameterDecision, RedistributionDecision
 from tap_planner.plan.digests import compute_digests
 from tap_planner.plan.document import MEMORY_KINDS, PHASES, CollectiveEntry, PlanDocument
@@ -131,16 +133,18 @@ def diff_plans(old: PlanDocument, new: PlanDocument) -> PlanDiff:
     """
     verdict = _verdict(old, new)
     changed = verdict is Verdict.DECISIONS_CHANGED
-    before, after = (expand(old), expand(new)) if changed else (None, None)
+    plans = [(old, expand(old)), (new, expand(new))] if changed else []
+    placed = old.placement is not None or new.placement is not None
     return PlanDiff(
         verdict=verdict,
         model=compare_values(_model(old), _model(new)),
         cluster=compare_values(flatten(old.cluster), flatten(new.cluster)),
         options=compare_values(_options(old), _options(new)),
         mesh=compare_values(_mesh(old), _mesh(new)),
-        operators=_entities(before, after, _operators),
-        parameters=_entities(before, after, _parameters) or _entities(before, after, _buckets),
-        redistributions=_entities(before, after, _redistributions),
+        operators=_entities(*(_placed_operators(*plan) if placed else _operators(plan[1]) for plan in plans)),
+        parameters=_entities(*(_parameters(decisions) for _, decisions in plans))
+        or _entities(*(_buckets(decisions) for _, decisions in plans)),
+        redistributions=_entities(*(_redistributions(decisions) for _, decisions in plans)),
         collectives=_collectives(old.collectives, new.collectives),
         predicted=_quantities(old, new),
         certificate=compare_values(_certificate(old), _certificate(new)),
@@ -200,8 +204,7 @@ def _mesh(document: PlanDocument) -> dict[str, Scalar]:
         "schedule": document.pipeline.schedule,
         "optimizer_states": document.optimizer_states,
         "stages": document.pipeline.num_stages,
-        "chunks": len(document.pipeline.stages) // document.pipeline.num_stages,
-        "cuts": " ".join(stage.first for stage in document.pipeline.stages[1:]),
+        **_parts(document),
         "scatter": " ".join(document.pipeline.scatter),
         "ranks": " ".join(map(_place, document.mesh.ranks)),
     }
@@ -209,6 +212,17 @@ def _mesh(document: PlanDocument) -> dict[str, Scalar]:
         boxes = (f"{_place(box.first)} to {_place(box.last)}" for box in document.mesh.idle_devices)
         values["idle_devices"] = ", ".join(boxes)
     return values | {f"levels.{axis.name}": ", ".join(axis.levels) for axis in document.mesh.axes}
+
+
+def _parts(document: PlanDocument) -> dict[str, Scalar]:
+    """In what parts the model is cut; of a placement, which deals operators out one by one, how it was found."""
+    placement, stages = document.placement, document.pipeline.stages
+    if placement is not None:
+        return {"placer": placement.placer, "stretches": len(stages)}
+    return {
+        "chunks": len(stages) // document.pipeline.num_stages,
+        "cuts": " ".join(stage.first for stage in stages[1:]),
+    }
 
 
 def _place(place: tuple[int, ...]) -> str:
@@ -310,6 +324,21 @@ def _operators(decisions: Decisions) -> dict[str, Features]:
     }
 
 
+def _placed_operators(document: PlanDocument, decisions: Decisions) -> dict[str, Features]:
+    """Where one of two plans is a placement: on which device each operator lies; transfers follow from that."""
+    ranks, pipeline = document.mesh.ranks, decisions.pipeline
+    features = {name: found for name, found in _operators(decisions).items() if found["type"] != TRANSFER}
+    if document.placement is None:
+        return features
+    starts = (0,) if pipeline is None else pipeline.chunks
+    for chunk, (begin, end) in enumerate(pairwise((*starts, len(decisions.operators)))):
+        place = _place(ranks[0 if pipeline is None else pipeline.stage_of(chunk)])
+        for operator in decisions.operators[begin:end]:
+            if operator.id in features:
+                features[operator.id]["device"] = place
+    return features
+
+
 def _operator_features(operator: OperatorDecision, axes: Sequence[str]) -> Features:
     features: Features = {"type": operator.type}
     features |= {f"strategy.{axis}": value for axis, value in zip(axes, operator.strategy, strict=True)}
@@ -373,13 +402,11 @@ def _steps(steps: Sequence[Step], axes: Sequence[str]) -> str | None:
     return ", ".join(f"{step.kind}({axes[step.axis]})" for step in steps) or None
 
 
-def _entities(
-    old: Decisions | None, new: Decisions | None, describe: Callable[[Decisions], dict[str, Features]]
-) -> tuple[EntityChange, ...]:
-    """Compare entities by name and group those that changed alike."""
-    if old is None or new is None:
+def _entities(*described: dict[str, Features]) -> tuple[EntityChange, ...]:
+    """Compare entities of two plans (or none) by name and group those that changed alike."""
+    if not described:
         return ()
-    before, after = describe(old), describe(new)
+    before, after = described
     groups: dict[tuple[ChangeKind, tuple[ValueChange, ...], str], list[str]] = {}
     for name in (*before, *(name for name in after if name not in before)):
         fields = compare_values(before.get(name, {}), after.get(name, {}))

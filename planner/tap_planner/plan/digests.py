@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from tap_planner.errors import PlanFormatError
 from tap_planner.plan.canonical import render
+from tap_planner.plan.certificate import Certificate
 from tap_planner.plan.decisions import Decisions
 from tap_planner.plan.document import (
     FORMAT_VERSION,
-    Certificate,
     CollectiveEntry,
     Digests,
     IdleDevices,
@@ -26,6 +26,7 @@ from tap_planner.plan.encode import document_to_json
 from tap_planner.plan.fold import fold_decisions
 from tap_planner.plan.options import PlanOptions
 from tap_planner.plan.pipelines import pipeline_section
+from tap_planner.plan.placement import PlacementSection
 
 _DECISION_SECTIONS = ("mesh", "pipeline", "parameters", "blocks", "repeats", "redistributions", "buckets")
 _DECISION_OPTIONS = ("mode", "loss", "precision", "optimizer")
@@ -90,6 +91,7 @@ def build_document(
     predicted: Predicted,
     certificate: Certificate,
     idle: tuple[IdleDevices, ...] = (),
+    placement: PlacementSection | None = None,
     left_out: tuple[IdlePlaces, ...] = (),
 ) -> PlanDocument:
     """Fold decisions into a complete document with digests.
@@ -106,6 +108,7 @@ def build_document(
         predicted: cost of the plan.
         certificate: proof of its quality.
         idle: devices of the mesh that have nothing to do.
+        placement: of a device placement, what is said of it.
         left_out: devices of the cluster outside the mesh.
     """
     loss = decisions.loss
@@ -126,6 +129,7 @@ def build_document(
             optimizer_states=decisions.optimizer_states,
             collectives=collectives,
             idle=idle,
+            placement=placement,
             predicted=predicted,
             certificate=certificate,
         )

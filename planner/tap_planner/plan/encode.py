@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from tap_planner.operators import rule_to_json
+from tap_planner.plan.certificate import ProofEntry, ShareEntry
 from tap_planner.plan.decisions import OperandDecision, OperatorDecision, ParameterDecision
 from tap_planner.plan.document import (
     KIND,
@@ -19,15 +20,14 @@ from tap_planner.plan.document import (
     ParameterEntry,
     PipelineSection,
     PlanDocument,
-    ProofEntry,
     RedistributionEntry,
     RepeatEntry,
-    ShareEntry,
     row_major_ranks,
 )
 from tap_planner.plan.names import encode_list, encode_names
 from tap_planner.plan.optimizer_states import states_to_json
 from tap_planner.plan.options import DEFAULT_SCHEDULE, PlanOptions
+from tap_planner.plan.placement import placement_to_json
 from tap_planner.plan.rules import Constraint
 from tap_planner.sharding import Placements, Step
 
@@ -62,6 +62,7 @@ def document_to_json(document: PlanDocument) -> Json:
         "buckets": [_bucket(entry, axes) for entry in folded.buckets],
         "collectives": [_collective(entry) for entry in document.collectives],
         **_idle(document.idle),
+        **({} if document.placement is None else {"placement": placement_to_json(document.placement)}),
         "predicted": _predicted(document),
         "certificate": _certificate(document),
     }
@@ -120,6 +121,12 @@ def options_to_json(options: PlanOptions) -> Json:
     }
     if options.objective != "time":
         json["objective"] = options.objective
+    if options.method != "sharding":
+        json["method"] = options.method
+    if options.traversal_order != "auto":
+        json["traversal_order"] = options.traversal_order
+    if options.places:
+        json["places"] = [{"operators": rule.pattern, "where": rule.where} for rule in options.places]
     if options.target is not None:
         json["target"] = options.target
     if options.allow_idle:
@@ -379,6 +386,7 @@ def _certificate(document: PlanDocument) -> Json:
         "objective_ns": certificate.objective_ns,
         "bound_ns": None if objective == "communication" else certificate.bound_ns,
         "lagrangian_bound_ns": certificate.lagrangian_bound_ns,
+        "simple_bound_ns": certificate.simple_bound_ns,
     }
     memory = [_proof(entry, "bytes") for entry in certificate.memory_proof]
     time_gap = certificate.time_gap_basis_points

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tap_planner.operators import CustomRule
+from tap_planner.plan.place_rules import PlaceRule
 from tap_planner.plan.rules import Constraint
 
 MODES = ("train", "infer")
@@ -19,6 +20,13 @@ LOSSES = ("mean", "sum", "cross-entropy")
 RECOMPUTES = ("none", "selective", "full")
 OBJECTIVES = ("time", "memory", "communication")
 COSTS = ("topology", "volume")
+METHODS = ("sharding", "device-placement", "auto")
+"""How a model is spread: tensors split (data, tensor, pipeline parallelism), whole operators on devices, or either."""
+TRAVERSAL_ORDERS = (
+    *("topo", "reversed-topo", "dfs-preorder", "dfs-postorder", "bfs", "lexico-topo"),
+    "upward-rank",
+)
+"""Of device placement, beside ``random:SEED``; ``device_placement.order_groups`` makes them."""
 TARGETS = ("torchtitan", "megatron", "deepspeed", "transformers")
 
 Auto = Literal["auto"]
@@ -50,6 +58,13 @@ class PlanOptions:
     objective: str = "time"
     """What is to be least: ``time`` (objective A), ``memory`` (per device; of the plans that need the least, the time)
     or ``communication`` (bytes that a device sends in a step)."""
+    method: str = "sharding"
+    """``sharding`` (operators are split, and run in pipelines), ``device-placement`` (every operator whole, on one
+    device), or ``auto``: whichever is predicted faster."""
+    traversal_order: str = "auto"
+    """Of device placement: ``auto``, one of ``TRAVERSAL_ORDERS``, or ``random:SEED``."""
+    places: tuple[PlaceRule, ...] = ()
+    """Of device placement: where operators may lie."""
     cost: str = "topology"
     """How communication is priced: ``topology``, or ``volume``: what is sent over one bandwidth, for comparison."""
     zero: int | Auto = "auto"

@@ -36,7 +36,7 @@ def cut_as_planned(graph: Graph, decisions: Decisions) -> Graph:
         starts.extend(tuple(own)[:1])
     try:
         own = [operator.id for operator in decisions.operators if operator.type != TRANSFER]
-        return cut_in_stages(reordered(graph, own), starts)[0]
+        return cut_in_stages(reordered(graph, own), starts, decisions.pipeline.schedule.copies)[0]
     except UsageError as error:
         raise ApplyError(f"the plan was made for another model: {error.message}", hint=_HINT) from error
 

@@ -90,6 +90,15 @@ class PipelineSchedule:
             return 2 * self.num_stages - 1 - rank
         return chunk * self.num_stages + rank
 
+    @property
+    def copies(self) -> tuple[tuple[int, ...], ...]:
+        """Per virtual stage those of ``reads`` on its own rank: what they have got from elsewhere, it need not be sent
+        again; empty where the schedule does not say what is read."""
+        ranks = self.places or [self.rank_and_chunk(number)[0] for number in range(len(self.reads))]
+        return tuple(
+            tuple(read for read in reads if ranks[read] == ranks[number]) for number, reads in enumerate(self.reads)
+        )
+
     def sources(self, virtual_stage: int) -> tuple[int, ...]:
         """The virtual stages whose results one reads."""
         if self.reads:

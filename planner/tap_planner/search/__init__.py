@@ -20,6 +20,7 @@ from tap_planner.search.fewer import (
 from tap_planner.search.graphs import MicrobatchGraphs
 from tap_planner.search.keeping import models_kept
 from tap_planner.search.limited import LimitedSearch, least_memory
+from tap_planner.search.matching import Names
 from tap_planner.search.merging import search_parts
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.near import stay_near
@@ -49,6 +50,7 @@ __all__ = [
     "LimitedSearch",
     "MicrobatchGraphs",
     "Model",
+    "Names",
     "NoStrategyError",
     "NotOnAllError",
     "NothingFasterError",

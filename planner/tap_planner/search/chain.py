@@ -14,8 +14,10 @@ def min_plus(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     batch, rows, middle = left.shape
     columns = right.shape[2]
     result = np.full((batch, rows, columns), INFINITE, dtype=np.int64)
+    through = np.empty_like(result)
     for c in range(middle):
-        np.minimum(result, left[:, :, c, None] + right[:, c, None, :], out=result)
+        np.add(left[:, :, c, None], right[:, c, None, :], out=through)
+        np.minimum(result, through, out=result)
     return result
 
 

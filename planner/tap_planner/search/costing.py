@@ -10,7 +10,7 @@ import numpy as np
 
 from tap_planner.cost import PriceList, parameter_memory, reduction_calls, unsharded_bytes, workspace_bytes
 from tap_planner.schedule import BUCKET_ELEMENTS
-from tap_planner.search.configuration import Configuration, Recompute, ZeroSetting
+from tap_planner.search.configuration import Configuration, Recompute
 from tap_planner.search.model import Model, PartKind
 from tap_planner.search.results import result_bytes
 from tap_planner.search.storage import ParameterProfile, StoredProfiles
@@ -277,8 +277,7 @@ class CostedModel:
 
     def _mask(self, profile: ParameterProfile) -> int:
         """Data axes of a stored parameter that is trained, as bits."""
-        _, _, trainable, data_axes = profile
-        return sum(1 << axis for axis in data_axes) if trainable and self.configuration.training else 0
+        return sum(1 << axis for axis in self._data_axes(profile))
 
     def lies_in_run(self, group: int) -> bool:
         """Whether what is stored in a ZeRO group is first read in a run."""
@@ -311,16 +310,9 @@ class CostedModel:
             return places[:1]
         tables = [self._profile_costs(profile, outside) for profile, outside in profiles]
         both = np.unique(np.concatenate(tables, axis=1), axis=1)[places]
-        kept: list[int] = []
-        for number, costs in enumerate(both):
-            better = (
-                other < number or bool((both[other] < costs).any())
-                for other in range(len(both))
-                if other != number and bool((both[other] <= costs).all())
-            )
-            if not any(better):
-                kept.append(number)
-        return places[kept]
+        no_worse = (both[:, None] <= both[None]).all(axis=2)  # [ZeRO settings, others]
+        is_better = (both[:, None] < both[None]).any(axis=2) | np.triu(np.ones_like(no_worse), 1)  # of equals the first
+        return places[~(no_worse & is_better).any(axis=0)]
 
     def _sharding(self, mask: int, inside: bool) -> np.ndarray:
         """Places of the ZeRO settings that do what they say where the data axes are these: a level over axes that are
@@ -355,19 +347,27 @@ class CostedModel:
         """
         key = (profile, outside)
         if key not in self._profiles:
-            costs = [self._parameter_cost(profile, zero, outside) for zero in self.zeros]
-            self._profiles[key] = np.array(costs, dtype=np.int64)
+            sharded = [zero.sharded(self._data_axes(profile)) for zero in self.zeros]
+            kinds = [(zero.level if axes else 0, axes) for zero, axes in zip(self.zeros, sharded, strict=True)]
+            known = {kind: self._parameter_cost(profile, *kind, outside) for kind in dict.fromkeys(kinds)}
+            self._profiles[key] = np.array([known[kind] for kind in kinds], dtype=np.int64)
         return self._profiles[key]
 
-    def _parameter_cost(self, profile: ParameterProfile, zero: ZeroSetting, outside: bool) -> tuple[int, int]:
-        elements, dtype, trainable, data_axes = profile
+    def _data_axes(self, profile: ParameterProfile) -> tuple[int, ...]:
+        """Data axes of a stored parameter that is trained."""
+        _, _, trainable, data_axes = profile
+        return data_axes if trainable and self.configuration.training else ()
+
+    def _parameter_cost(
+        self, profile: ParameterProfile, level: int, sharded: tuple[int, ...], outside: bool
+    ) -> tuple[int, int]:
+        """ns and bytes of a stored parameter under a ZeRO level that shards over some of its data axes."""
+        elements, dtype, trainable, _ = profile
         configuration = self.configuration
         space = self.model.space
         trainable = trainable and configuration.training
-        data_axes = data_axes if trainable else ()
-        sharded = zero.sharded(data_axes)
+        data_axes = self._data_axes(profile)
         shards = math.prod(space.mesh_shape[axis] for axis in sharded)
-        level = zero.level if sharded else 0
         memory = parameter_memory(
             elements,
             dtype=dtype,

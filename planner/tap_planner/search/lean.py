@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
 
 import numpy as np
 
@@ -64,7 +63,7 @@ class _LeanSolver(Solver):
 
     is_lean = True
 
-    @cached_property
+    @property
     def fastest(self) -> Solver:
         """The solver itself."""
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
 
 import numpy as np
 
@@ -138,7 +137,7 @@ class PenalisedModel(WidenedModel):
 class PenalisedSolver(Solver):
     """A solver for which the fastest recompute setting need not be the best: another may be the old one."""
 
-    @cached_property
+    @property
     def fastest(self) -> Solver:
         """The solver itself."""
         return self

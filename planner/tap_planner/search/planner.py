@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
+from tap_planner.collector import collector_paused
 from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.plan import Decisions
 from tap_planner.search.assemble import assemble
@@ -31,8 +32,12 @@ MAX_RUNNERS_UP = 4
 _log = logging.getLogger("tap_planner")
 
 
+@collector_paused()
 def search(request: SearchRequest) -> SearchResult:
     """Find the plan of least objective A (of what ``request.prices`` count).
+
+    Models are many small objects that hold no cycles and stay: the cycle collector would scan them again and again. It
+    is off in the processes of lanes, too.
 
     Raises:
         InfeasibleError: nothing fits, with the least memory that any plan needs.
@@ -44,6 +49,7 @@ def search(request: SearchRequest) -> SearchResult:
     meshes = range(len(request.meshes))
     count = min(LANES, len(meshes))
     work = len(meshes) * len(space.graph(1).operators)
+    request.graphs.index(space.counts[0])  # which all lanes begin with
 
     def lanes() -> tuple[Lane, ...]:
         return tuple(Lane(request, space, meshes[number::count]) for number in range(count))

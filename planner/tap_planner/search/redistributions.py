@@ -169,15 +169,17 @@ class RedistributionTable:
 
     def _shortest_paths(self) -> np.ndarray:
         """[num_states, num_states] scaled cost of the cheapest sequence (Floyd, CACM 5(6), 1962)."""
-        count = len(self.states)
+        count, most = len(self.states), int(INFINITE)
         distance = np.full((count, count), INFINITE, dtype=np.int64)
         np.fill_diagonal(distance, 0)
         for number, steps in enumerate(self._all_steps()):
             self._steps.append(steps)
-            for reached, _, cost in steps:
-                distance[number, reached] = min(cost, int(INFINITE))
+            if steps:
+                distance[number, [reached for reached, _, _ in steps]] = [min(cost, most) for _, _, cost in steps]
+        through = np.empty_like(distance)
         for middle in range(count):
-            np.minimum(distance, distance[:, middle, None] + distance[None, middle, :], out=distance)
+            np.add(distance[:, middle, None], distance[None, middle, :], out=through)
+            np.minimum(distance, through, out=distance)
         return np.minimum(distance, INFINITE)
 
     def sequence(self, source: Placements, target: Placements) -> tuple[Step, ...]:

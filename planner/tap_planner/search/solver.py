@@ -74,20 +74,25 @@ class Solver:
         self._moves = 0
         """How often shares were moved."""
 
-    @cached_property
+    @property
     def fastest(self) -> Solver:
         """The same with only the recompute setting that takes the least time: where memory has no weight."""
+        return self if self._faster is None else self._faster
+
+    @cached_property
+    def _faster(self) -> Solver | None:
+        """``fastest``, unless that is this one: a solver that held itself would keep its tables."""
         configuration = self.costed.configuration
         settings = configuration.settings
         if len(settings.recomputes) == 1:
-            return self
+            return None
         fast = replace(configuration, settings=settings.fastest)
         return Solver(self.costed.under(fast), self._alive)
 
     def forget(self) -> None:
         """Free the tables: what is needed again is made again."""
         self.parts.forget()
-        self.__dict__.pop("fastest", None)
+        self.__dict__.pop("_faster", None)
 
     # -- values ------------------------------------------------------------------------------------------------
 

@@ -164,7 +164,8 @@ class ModelSpace:
         strategies = tuple(strategy for strategy in possible if self._filter.allows(operator, strategy, rule))
         if not strategies:
             raise no_strategy(self._filter, operator, rule, possible, str(self.mesh))
-        times = np.array([self._times(operator, strategy, needed) for strategy in strategies], dtype=np.int64)
+        known: dict[object, tuple[int, int]] = {}
+        times = np.array([self._times(operator, strategy, needed, known) for strategy in strategies], dtype=np.int64)
         inside = [self._internal_ns(operator, strategy) for strategy in strategies]
         inside_backward = [self._internal_ns(operator, strategy, needed) for strategy in strategies]
         forward_ns, backward_ns = times[:, 0], times[:, 1]
@@ -179,25 +180,37 @@ class ModelSpace:
             backward_floor_ns=np.minimum(backward_ns, backward_floor_ns),
         )
 
-    def _times(self, operator: Operator, strategy: Strategy, needed: tuple[bool, ...]) -> tuple[int, int]:
-        """Forward and backward compute."""
+    def _times(
+        self,
+        operator: Operator,
+        strategy: Strategy,
+        needed: tuple[bool, ...],
+        known: dict[object, tuple[int, int]],
+    ) -> tuple[int, int]:
+        """Forward and backward compute; ``known`` has those of the operator by the sizes that they depend on: many
+        strategies differ in nothing but the axes."""
         signature = operator.signature
-        return operator_times_ns(
-            self.compute,
-            signature,
-            factor_sizes=strategy.factor_sizes,
-            input_elements=[
-                0 if operand is None or placements is None else passes * self.local_elements(operand.shape, placements)
-                for operand, placements, passes in zip(
-                    signature.inputs, strategy.inputs, strategy.input_passes, strict=True
-                )
-            ],
-            output_elements=[
-                self.local_elements(output.shape, placements)
-                for output, placements in zip(signature.outputs, strategy.outputs, strict=True)
-            ],
-            requires_gradient=needed,
-        )
+        input_elements = [
+            0 if operand is None or placements is None else passes * self.local_elements(operand.shape, placements)
+            for operand, placements, passes in zip(
+                signature.inputs, strategy.inputs, strategy.input_passes, strict=True
+            )
+        ]
+        output_elements = [
+            self.local_elements(output.shape, placements)
+            for output, placements in zip(signature.outputs, strategy.outputs, strict=True)
+        ]
+        key = (strategy.factor_sizes, *input_elements, *output_elements)
+        if key not in known:
+            known[key] = operator_times_ns(
+                self.compute,
+                signature,
+                factor_sizes=strategy.factor_sizes,
+                input_elements=input_elements,
+                output_elements=output_elements,
+                requires_gradient=needed,
+            )
+        return known[key]
 
     def _internal_ns(self, operator: Operator, strategy: Strategy, needed: tuple[bool, ...] | None = None) -> int:
         """Collectives inside an operator: forward's, or (given which operands need gradients) backward's."""
@@ -252,11 +265,11 @@ class ModelSpace:
                 continue
             seen.add(id(space))
             operands = (*operator.signature.inputs, *operator.signature.outputs)
-            for strategy in space.strategies:
-                for operand, placements in zip(operands, (*strategy.inputs, *strategy.outputs), strict=True):
-                    if operand is not None and placements is not None:
-                        found.setdefault(operand, set()).update(p for p in placements if p.is_shard)
-        return {tensor: frozenset(options) for tensor, options in found.items()}
+            given = zip(*((*strategy.inputs, *strategy.outputs) for strategy in space.strategies), strict=True)
+            for operand, placements in zip(operands, given, strict=True):
+                if operand is not None:
+                    found.setdefault(operand, set()).update(*(p for p in placements if p is not None))
+        return {tensor: frozenset(p for p in options if p.is_shard) for tensor, options in found.items()}
 
     # -- parameters --------------------------------------------------------------------------------------------
 

@@ -133,8 +133,13 @@ class ParameterStorage:
 
     def _profiles_of(self, index: int, position: int, parameter: str) -> StoredProfiles:
         numbers: dict[ParameterProfile, int] = {}
-        inverse = [
-            numbers.setdefault(self.profile(parameter, self.stored(index, position, strategy)), len(numbers))
-            for strategy in range(len(self._space.operator(index).strategies))
-        ]
+        known: dict[object, int] = {}
+        """By what an operand's placements are: many strategies do not differ in them."""
+        inverse: list[int] = []
+        for number, strategy in enumerate(self._space.operator(int(self._places.class_of[index])).strategies):
+            key = (strategy.inputs[position], strategy.input_gradients[position])
+            if key not in known:
+                profile = self.profile(parameter, self.stored(index, position, number))
+                known[key] = numbers.setdefault(profile, len(numbers))
+            inverse.append(known[key])
         return tuple(numbers), np.array(inverse, dtype=np.int64)

@@ -182,7 +182,7 @@ class _Pricing:
                     gradient += ns * self.decisions.microbatches if kind == "gradient" else 0
         for instruction in self.program.steps[stage]:
             if isinstance(instruction, UpdateParameters):
-                optimizer += self.durations.update_ns(self.program.parameters[stage])
+                optimizer += self.durations.update_ns(self.program.parameters[stage], stage)
             elif isinstance(instruction, SumTied):
                 name = instruction.parameter
                 gradient += self.durations.tied_ns(self.parameters[name], self.program.stages_of(name))

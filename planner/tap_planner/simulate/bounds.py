@@ -22,7 +22,7 @@ class LowerBounds:
     stage_ns: int
     """The busiest stage: until a microbatch can have come there, its main stream, its end of the step."""
     link_ns: int
-    """The transfers over the busiest link in one direction."""
+    """The transfers over the busiest link in one direction; between devices of a cluster, over the busiest channel."""
     level_ns: int
     """What one stage's collectives send over the busiest level of the topology."""
 
@@ -32,9 +32,11 @@ class LowerBounds:
         return max(self.critical_path_ns, self.stage_ns, self.link_ns, self.level_ns)
 
 
-def lower_bounds(program: Program, cluster: Cluster, *, overlap: bool | None = None) -> LowerBounds:
+def lower_bounds(
+    program: Program, cluster: Cluster, *, overlap: bool | None = None, devices: Sequence[int] = ()
+) -> LowerBounds:
     """Bound the step of a Program from below; arguments as ``simulate``."""
-    return _Bounds(Slots(program, cluster, overlap=overlap)).result()
+    return _Bounds(Slots(program, cluster, overlap=overlap, devices=devices)).result()
 
 
 class _Bounds:
@@ -96,13 +98,19 @@ class _Bounds:
         spent = sum(count * self._slots.passes[index].main_ns for index, count in self._counts[stage].items())
         return (self._begin[order[0]] if order else 0) + spent + self._endings_ns[stage]
 
-    def _links(self) -> Counter[tuple[int, bool]]:
-        """Time of transfers by stage that sends and direction."""
-        found: Counter[tuple[int, bool]] = Counter()
+    def _links(self) -> Counter[tuple[int, ...]]:
+        """Time of transfers by stage that sends and direction, or by channel."""
+        found: Counter[tuple[int, ...]] = Counter()
+        channels = self._slots.channels
         for counts in self._counts:
             for index, count in counts.items():
                 for _, route in self._slots.passes[index].sends:
-                    found[route.stages[0], route.is_next(len(self._counts))] += count * route.ns
+                    if channels is None:
+                        links = [(route.stages[0], int(route.is_next(len(self._counts))))]
+                    else:
+                        links = [(channel,) for channel in channels.between(*route.stages)]
+                    for link in links:
+                        found[link] += count * route.ns
         return found
 
     def _levels(self, stage: int) -> Counter[str]:

@@ -127,7 +127,7 @@ class Closing:
                     return "", "", 0
                 return GRADIENT, f"bucket {bucket}", self._collectives_ns(instruction)
             case UpdateParameters():
-                return OPTIMIZER, OPTIMIZER, self._durations.update_ns(self._places.held_by(stage))
+                return OPTIMIZER, OPTIMIZER, self._durations.update_ns(self._places.held_by(stage), stage)
             case GatherUpdated(bucket=bucket):
                 return UPDATED, f"bucket {bucket}", self._collectives_ns(instruction)
             case _:

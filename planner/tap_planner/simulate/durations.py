@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tap_planner.cluster import Cluster, Mesh, MeshAxis
-from tap_planner.cost import PriceList, operator_times_ns, prices_of
+from tap_planner.cluster import Cluster, Device, Mesh, MeshAxis
+from tap_planner.cost import ComputeModel, PriceList, operator_times_ns, prices_of
 from tap_planner.graph import TensorKind
 from tap_planner.operators import rule_of
 from tap_planner.plan import ParameterDecision
@@ -26,6 +26,7 @@ from tap_planner.program import (
     transferred,
 )
 from tap_planner.sharding import Placements, local_elements
+from tap_planner.simulate.devices import check_devices, kinds_of
 from tap_planner.simulate.overlap import Busy, Levels
 
 
@@ -37,21 +38,43 @@ class Durations:
 
     Args:
         program: the plan, lowered.
-        cluster: the devices that its mesh uses.
+        cluster: the devices that its mesh uses; with ``devices``, all that there are.
         which: what is counted; with ``PriceList.VOLUME`` bytes sent take the place of nanoseconds.
+        devices: by stage, the rank in ``cluster`` of its one device (a device placement): what the stage computes takes
+            what it takes on that kind of device, and links are those between these devices. Empty: ranks in order, all
+            of the cluster, and every stage is as slow as the slowest kind.
+
+    Raises:
+        UsageError: ``devices`` do not fit the program, or the cluster.
+        ClusterError: a device has no peak that serves the precision.
     """
 
-    def __init__(self, program: Program, cluster: Cluster, which: PriceList = PriceList.TIME) -> None:
+    def __init__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        which: PriceList = PriceList.TIME,
+        devices: Sequence[int] = (),
+    ) -> None:
         decisions = program.decisions
         self._program = program
         self._mesh_shape = decisions.mesh_shape
         axes = tuple(MeshAxis(name=axis.name, size=axis.size) for axis in decisions.axes)
-        mesh = Mesh(axes=axes, num_stages=decisions.num_stages)
+        if devices:
+            check_devices(decisions, cluster, devices)
+        mesh = Mesh(axes=axes, num_stages=cluster.num_devices if devices else decisions.num_stages)
         self._prices = prices_of(which, cluster, mesh, decisions.precision)
         self.compute = self._prices.compute
         """Costs of operators, and sizes of tensors."""
         self.links = self._prices.collectives
         """Costs of collectives."""
+        self._devices = tuple(devices)
+        self._computes = self._computes_of(cluster)
+        """By stage, where they have devices of their own; else empty."""
+        self._stage_of: list[int] = []
+        """By operator, in the same case."""
+        if devices:
+            self._stage_of = [program.stage_of(n) for n, chunk in enumerate(program.chunks) for _ in chunk.operators]
         self._levels = [frozenset(axis.levels) for axis in decisions.axes]
         self._kinds: dict[object, int] = {}
         """Operators that take as long as each other, numbered."""
@@ -63,6 +86,26 @@ class Durations:
         """By kind whether no collective runs inside the operator."""
         self._collectives: dict[object, Busy] = {}
         self._sizes: dict[object, int] = {}
+
+    # -- devices ----------------------------------------------------------------------------------------------------
+
+    def _computes_of(self, cluster: Cluster) -> list[ComputeModel]:
+        """One model for each kind of device; of a price list by which operators are free, free ones."""
+        make, precision = type(self.compute), self._program.decisions.precision
+        kinds = kinds_of(cluster, self._devices)
+        models = {kind: make(cluster.devices[kind], precision) for kind in set(kinds)}
+        return [models[kind] for kind in kinds]
+
+    def _compute_at(self, stage: int) -> ComputeModel:
+        return self._computes[stage] if self._computes else self.compute
+
+    def _compute_of(self, index: int) -> ComputeModel:
+        """On which an operator runs."""
+        return self._computes[self._stage_of[index]] if self._computes else self.compute
+
+    def _members(self, stages: tuple[int, ...]) -> tuple[int, ...]:
+        """Stages, as the links know them."""
+        return tuple(self._devices[stage] for stage in stages) if self._devices else stages
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
@@ -96,12 +139,13 @@ class Durations:
         """
         if stages[0] == stages[1]:
             return 0
-        return self.links.among("send_recv", stages, self.transfer_bytes(instruction)).ns
+        return self.links.among("send_recv", self._members(stages), self.transfer_bytes(instruction)).ns
 
     def tied_ns(self, parameter: ParameterDecision, stages: tuple[int, ...]) -> int:
         """The sum of a parameter's gradient over the stages that read it."""
         elements = local_elements(parameter.shape, parameter.placement, self._mesh_shape)
-        return self.links.among("all_reduce", stages, self.compute.tensor_bytes(parameter.dtype, elements)).ns
+        num_bytes = self.compute.tensor_bytes(parameter.dtype, elements)
+        return self.links.among("all_reduce", self._members(stages), num_bytes).ns
 
     # -- operators --------------------------------------------------------------------------------------------------
 
@@ -142,7 +186,7 @@ class Durations:
         if key not in self._times:
             operator, decision = self._program.graph.operators[index], self._program.decisions.operators[index]
             self._times[key] = operator_times_ns(
-                self.compute,
+                self._compute_of(index),
                 operator.signature,
                 factor_sizes=local_factor_sizes(self._program, index),
                 input_elements=local_operands(self._program, index),
@@ -161,7 +205,8 @@ class Durations:
         return self._silent[kind]
 
     def _kind(self, index: int) -> int:
-        """Which operators an operator is like; told once, as signatures are slow to compare."""
+        """Which operators an operator is like, on the same kind of device; told once, as signatures are slow to
+        compare."""
         if index not in self._kind_of:
             operator, decision = self._program.graph.operators[index], self._program.decisions.operators[index]
             tensors = self._program.graph.tensors
@@ -171,17 +216,19 @@ class Durations:
                 else (o.placement, o.gradient is not None, tensors[o.tensor].kind is TensorKind.PARAMETER)
                 for o in decision.inputs
             )
-            key = (operator.signature, decision.strategy, read, tuple(output.placement for output in decision.outputs))
+            made = tuple(output.placement for output in decision.outputs)
+            key = (self._compute_of(index), operator.signature, decision.strategy, read, made)
             self._kind_of[index] = self._kinds.setdefault(key, len(self._kinds))
         return self._kind_of[index]
 
-    def update_ns(self, names: Iterable[str] | None = None) -> int:
-        """The optimizer's step, for some parameters (None: all)."""
+    def update_ns(self, names: Iterable[str] | None = None, stage: int = 0) -> int:
+        """The optimizer's step on a stage, for some parameters (None: all)."""
         chosen = None if names is None else frozenset(names)
-        parameters = self._program.decisions.parameters
-        return sum(self._update_ns(p) for p in parameters if p.trainable and (chosen is None or p.name in chosen))
+        device = self._compute_at(stage).device
+        parameters = [p for p in self._program.decisions.parameters if p.trainable]
+        return sum(self._update_ns(p, device) for p in parameters if chosen is None or p.name in chosen)
 
-    def _update_ns(self, parameter: ParameterDecision) -> int:
+    def _update_ns(self, parameter: ParameterDecision, device: Device) -> int:
         shards = 1
         for axis in parameter.zero_axes:
             shards *= self._mesh_shape[axis]
@@ -192,7 +239,7 @@ class Durations:
             precision=self._program.decisions.precision,
             optimizer=self._program.decisions.optimizer,
             optimizer_states=self._program.decisions.optimizer_states,
-            device=self.compute.device,
+            device=device,
         )
 
     def tensor_bytes(self, name: str, placements: Placements) -> int:

@@ -17,9 +17,9 @@ MAIN = "main"
 BACKGROUND = "background"
 """Stream of reductions and gathers that run behind it."""
 SEND = "send"
-"""Streams, and kind, of transfers to other stages, one for each direction."""
+"""Kind of transfers to other stages, and their stream; where each direction has links of its own, two streams."""
 RECEIVE = "receive"
-"""Streams, and kind, of transfers from other stages, one for each direction."""
+"""The same of transfers from other stages."""
 
 _KINDS = {
     Work.FORWARD: "forward",
@@ -34,7 +34,7 @@ class Event:
     """Something that a stream of a stage does in one go (the background may stand still meanwhile)."""
 
     stream: str
-    """``main``, ``background``, and for each direction ``send next`` and the like."""
+    """``main``, ``background``, ``send`` and ``receive``, or for each direction ``send next`` and the like."""
     kind: str
     """``forward``, ``backward``, ``input_backward``, ``weight_backward``, ``optimizer``, ``send``, ``receive``, or a
     kind of communication."""
@@ -63,7 +63,6 @@ class StageRecord:
     """A stage's step, slot by slot."""
 
     stage: int
-    num_stages: int
     suffixes: tuple[str, ...]
     """By chunk of the Program: what labels of its slots end with."""
     passes: tuple[Pass, ...]
@@ -133,7 +132,7 @@ def _transfer(record: StageRecord, kind: str, sent: Sent) -> Event:
     chunk = route.chunks[0 if kind == SEND else 1]
     what = "activation" if route.forward else "gradient"
     return Event(
-        stream=f"{kind} {'next' if route.is_next(record.num_stages) else 'previous'}",
+        stream=f"{kind} {out.direction}" if out.direction else kind,
         kind=kind,
         label=f"{what} {microbatch}{record.suffixes[chunk]}",
         start_ns=start_ns,

@@ -37,6 +37,10 @@ class Places:
 
     def source_of(self, transfer: int) -> int:
         """The chunk that makes what a transfer brings."""
+        return self._made_in[self.sent_by(transfer)]
+
+    def sent_by(self, transfer: int) -> str:
+        """What a transfer brings, as its maker calls it."""
         name = self._program.graph.operators[transfer].inputs[0]
         assert name is not None
-        return self._made_in[name]
+        return name

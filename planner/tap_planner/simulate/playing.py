@@ -2,8 +2,13 @@
 
 A stage runs its slots in order, each as soon as the one before has left it and what it receives has come. Sends are
 issued at their offsets and do not wait. Each stage has, for each of the two directions along the pipeline, one link out
-and one link in; a transfer takes both as soon as both are free, first issued first served, and arrives when its time is
-over. Within a stage nothing is sent.
+and one link in; stages that are devices of a cluster have its channels in their place, some of which they share
+(``devices.Channels``). A transfer takes all links of its way when what was issued before has left them, keeps them for
+its whole time, latency included, and arrives when that is over. So none waits for one that was issued later, and none
+for ever. Within a stage nothing is sent.
+
+Transfers that are issued at the same time over channels come as the program has them, chunks forward, then back again;
+those of one slot tensor by tensor, and each to devices by their ranks. Which stage has which number does not matter.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tap_planner.errors import UsageError
+from tap_planner.simulate.devices import Channels
 from tap_planner.simulate.passes import Pass
 from tap_planner.simulate.running import Run, Span, Streams
 from tap_planner.simulate.sending import Out, StageOrder, outs_of
@@ -43,12 +49,13 @@ class Played:
     """What the main stream waited for of the background, by kind."""
 
 
-def play(passes: Sequence[Pass], orders: Sequence[StageOrder]) -> tuple[Played, ...]:
+def play(passes: Sequence[Pass], orders: Sequence[StageOrder], channels: Channels | None = None) -> tuple[Played, ...]:
     """Play all slots.
 
     Args:
         passes: what slots may do.
         orders: per stage.
+        channels: where stages are devices of a cluster, what transfers between them occupy.
 
     Returns:
         Per stage.
@@ -56,7 +63,7 @@ def play(passes: Sequence[Pass], orders: Sequence[StageOrder]) -> tuple[Played, 
     Raises:
         UsageError: the stages wait for each other, or for a slot that is in no order.
     """
-    playing = _Playing(passes, orders)
+    playing = _Playing(passes, orders, channels)
     playing.run()
     return tuple(playing.played(stage) for stage in range(len(orders)))
 
@@ -64,10 +71,10 @@ def play(passes: Sequence[Pass], orders: Sequence[StageOrder]) -> tuple[Played, 
 class _Playing:
     """Working state of ``play``. Slots of all stages are numbered stage by stage."""
 
-    def __init__(self, passes: Sequence[Pass], orders: Sequence[StageOrder]) -> None:
+    def __init__(self, passes: Sequence[Pass], orders: Sequence[StageOrder], channels: Channels | None) -> None:
         self._passes, self._orders = passes, orders
         self._runs = [Streams().run(each.main, each.background) for each in passes]
-        self._outs = outs_of(passes, self._runs, orders)
+        self._outs = outs_of(passes, self._runs, orders, channels)
         self._pass_of = [index for order in orders for index in order.passes]
         self._microbatch_of = [number for order in orders for number in order.microbatches]
         lengths = [len(order.passes) for order in orders]
@@ -153,22 +160,23 @@ class _Playing:
                     if out.target == stage:
                         arrive(out, microbatch_of[number], issued)
                     else:
-                        push(events, (issued, next(issues), out, microbatch_of[number]))
+                        push(events, (issued, out[4] + next(issues), out, microbatch_of[number]))
                 free = start + duration
                 number += 1
             following[stage], free_of[stage] = number, free
 
         for stage in range(len(following)):
             advance(stage)
-        out_free, in_free = [0] * (2 * len(following)), [0] * (2 * len(following))
+        link_free = [0] * (1 + max((link for outs in outs_of_pass for out in outs for link in out.links), default=-1))
         while events:
             start, _, out, microbatch = pop(events)
-            _, _, ns, link_out, link_in, target, slots, _, _ = out
-            if out_free[link_out] > start:
-                start = out_free[link_out]
-            if in_free[link_in] > start:
-                start = in_free[link_in]
-            out_free[link_out] = in_free[link_in] = end = start + ns
+            _, _, ns, links, _, target, slots, _, _, _ = out
+            for link in links:
+                if link_free[link] > start:
+                    start = link_free[link]
+            end = start + ns
+            for link in links:
+                link_free[link] = end
             self._transfers.append((out, microbatch, start))
             arrive(out, microbatch, end)
             number = slots[microbatch]

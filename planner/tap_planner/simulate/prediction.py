@@ -11,7 +11,7 @@ need the cores that compute, and ``tap-apply``, which runs there, waits for each
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tap_planner.cluster import Cluster
@@ -56,16 +56,21 @@ class Prediction:
         return self.compute_ns + self.communication_ns - self.hidden_ns + self.bubble_ns
 
 
-def predict(program: Program, cluster: Cluster) -> Prediction:
+def predict(program: Program, cluster: Cluster, devices: Sequence[int] = ()) -> Prediction:
     """Predict the time of one step of a Program.
 
     Args:
         program: the plan, lowered.
-        cluster: the devices that its mesh uses (``part_of``).
+        cluster: the devices that its mesh uses (``part_of``); with ``devices``, all that there are.
+        devices: by stage, the rank in ``cluster`` of its one device (a device placement), see ``simulate``.
+
+    Raises:
+        UsageError: as ``simulate``.
+        ClusterError: a device has no peak that serves the precision.
     """
     if program.decisions.pipeline is not None:
-        return _of_stage(simulate(program, cluster).busiest)
-    return _Predicting(program, cluster).result()
+        return _of_stage(simulate(program, cluster, devices=devices).busiest)
+    return _Predicting(program, cluster, devices).result()
 
 
 def _of_stage(stage: StageTimeline) -> Prediction:
@@ -81,9 +86,9 @@ def _of_stage(stage: StageTimeline) -> Prediction:
 class _Predicting:
     """Working state of ``predict``."""
 
-    def __init__(self, program: Program, cluster: Cluster) -> None:
+    def __init__(self, program: Program, cluster: Cluster, devices: Sequence[int]) -> None:
         self._program = program
-        self._durations = Durations(program, cluster)
+        self._durations = Durations(program, cluster, devices=devices)
         self._overlaps = cluster.library != "gloo"
         self._compute_ns = 0
         self._communication_ns = 0

@@ -18,6 +18,8 @@ class Route:
 
     operator: int
     """The ``Transfer``, index into ``Graph.operators``."""
+    tensor: str
+    """What it sends, or sends the gradient of, as its maker calls it."""
     forward: bool
     chunks: tuple[int, int]
     """Source and target."""
@@ -61,6 +63,7 @@ class Routes:
             stages = (self._program.stage_of(chunks[0]), self._program.stage_of(chunks[1]))
             self._known[key] = Route(
                 operator=instruction.operator,
+                tensor=self._places.sent_by(instruction.operator),
                 forward=forward,
                 chunks=chunks,
                 stages=stages,

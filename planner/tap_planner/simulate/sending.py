@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tap_planner.schedule import Work
+from tap_planner.simulate.devices import Channels
 from tap_planner.simulate.overlap import Background
 from tap_planner.simulate.passes import Pass
 from tap_planner.simulate.routes import Route
@@ -32,9 +34,10 @@ class Out(NamedTuple):
     position: int
     """Of the ``Send`` in the pass."""
     ns: int
-    link_out: int
-    """Number of the link, see ``outs_of``."""
-    link_in: int
+    links: tuple[int, ...]
+    """Numbers of the links that it occupies, see ``outs_of``."""
+    turn: int
+    """What is sent at the same time comes by turn and number of the transfer, which are added up."""
     target: int
     """The stage that receives it."""
     slots: Sequence[int]
@@ -42,13 +45,24 @@ class Out(NamedTuple):
     lead_ns: int
     """From the start of that slot to when it waits."""
     route: Route
+    direction: str
+    """``next`` or ``previous`` where each has links of its own; else empty."""
 
 
-def outs_of(passes: Sequence[Pass], runs: Sequence[Run], orders: Sequence[StageOrder]) -> list[tuple[Out, ...]]:
+def outs_of(
+    passes: Sequence[Pass], runs: Sequence[Run], orders: Sequence[StageOrder], channels: Channels | None = None
+) -> list[tuple[Out, ...]]:
     """Per pass what it sends.
 
-    Links are numbered two by two: per stage that to the next stages, and that to the ones before. Links out of stages
-    and links into stages are numbered each by themselves.
+    A transfer occupies its channels. Without channels each stage has, for each of the two directions along the
+    pipeline, one link out and one link in: links are numbered two by two, per stage that to the next stages and that to
+    the ones before, first those out of stages, then those into stages.
+
+    Args:
+        passes: what slots do.
+        runs: per pass, when.
+        orders: per stage.
+        channels: where stages are devices of a cluster.
     """
     slots = _receiving_slots(passes, orders)
     leads = {
@@ -56,27 +70,55 @@ def outs_of(passes: Sequence[Pass], runs: Sequence[Run], orders: Sequence[StageO
         for each, run in zip(passes, runs, strict=True)
         for position, route in each.receives
     }
+    turns = [0] * len(passes) if channels is None else _turns(passes)
     found: list[tuple[Out, ...]] = []
-    for each, run in zip(passes, runs, strict=True):
+    for each, run, turn in zip(passes, runs, turns, strict=True):
         outs: list[Out] = []
-        for position, route in each.sends:
+        for position, route in each.sends if channels is None else _by_device(each.sends, channels):
             source, target = route.stages
-            back = 0 if route.is_next(len(orders)) else 1
+            if channels is not None:
+                links, direction = channels.between(source, target), ""
+            else:
+                back = 0 if route.is_next(len(orders)) else 1
+                links = (2 * source + back, 2 * (len(orders) + target) + back)
+                direction = ("next", "previous")[back]
             outs.append(
                 Out(
                     offset_ns=run.offsets_ns[position],
                     position=position,
                     ns=route.ns,
-                    link_out=2 * source + back,
-                    link_in=2 * target + back,
+                    links=links,
+                    turn=turn,
                     target=target,
                     slots=slots[route.chunks[1], route.forward],
                     lead_ns=leads[route.operator, route.forward],
                     route=route,
+                    direction=direction,
                 )
             )
         found.append(tuple(outs))
     return found
+
+
+def _turns(passes: Sequence[Pass]) -> list[int]:
+    """Per pass when the program has it, whichever stage it is of: chunks forward, then back again; far enough apart for
+    all transfers of one to come before the next."""
+    forward = [each.works[0][0] is Work.FORWARD for each in passes]
+    ranked = sorted(range(len(passes)), key=lambda i: (0, passes[i].chunk) if forward[i] else (1, -passes[i].chunk))
+    turns = [0] * len(passes)
+    for turn, index in enumerate(ranked):
+        turns[index] = turn << 32
+    return turns
+
+
+def _by_device(sends: Sequence[tuple[int, Route]], channels: Channels) -> Sequence[tuple[int, Route]]:
+    """Tensor by tensor, and each to devices by their ranks: so the placement library plays what is sent at a time."""
+    if len(sends) < 2:
+        return sends
+    first: dict[str, int] = {}
+    for position, route in sends:
+        first.setdefault(route.tensor, position)
+    return sorted(sends, key=lambda sent: (first[sent[1].tensor], channels.devices[sent[1].stages[1]]))
 
 
 def _receiving_slots(passes: Sequence[Pass], orders: Sequence[StageOrder]) -> Mapping[tuple[int, bool], list[int]]:

@@ -19,19 +19,26 @@ from tap_planner.simulate.slots import Slots
 from tap_planner.simulate.timeline import StageMemory, StageTimeline, Timeline
 
 
-def simulate(program: Program, cluster: Cluster, *, overlap: bool | None = None) -> Timeline:
+def simulate(
+    program: Program, cluster: Cluster, *, overlap: bool | None = None, devices: Sequence[int] = ()
+) -> Timeline:
     """Simulate one step of a Program.
 
     Args:
         program: the plan, lowered.
-        cluster: the devices that its stages use (``part_of``).
+        cluster: the devices that its stages use (``part_of``); with ``devices``, all that there are.
         overlap: whether anything runs behind the main stream of a stage; else it waits for every collective, and for
             every transfer that it sends. None: as the cluster's library can (gloo: nothing).
+        devices: by stage, the rank in ``cluster`` of its one device (a device placement, ``PlacedPlan.devices``), on
+            whose kind and links it is timed: transfers queue at what they share there. Empty: ranks in order, all of
+            the cluster, at the pace of the slowest.
 
     Raises:
-        UsageError: the stages wait for each other, or the schedule lacks a slot.
+        UsageError: the stages wait for each other, the schedule lacks a slot, or ``devices`` do not fit the program or
+            the cluster.
+        ClusterError: a device has no peak that serves the precision.
     """
-    return _Simulation(program, Slots(program, cluster, overlap=overlap)).timeline()
+    return _Simulation(program, Slots(program, cluster, overlap=overlap, devices=devices)).timeline()
 
 
 class _Simulation:
@@ -40,11 +47,11 @@ class _Simulation:
     def __init__(self, program: Program, slots: Slots) -> None:
         self._program = program
         self._places, self._closing = slots.places, slots.closing
-        self._passes, self._orders = slots.passes, slots.orders
+        self._passes, self._orders, self._channels = slots.passes, slots.orders, slots.channels
 
     def timeline(self) -> Timeline:
         """Play it, and account for it."""
-        played = play(self._passes, self._orders)
+        played = play(self._passes, self._orders, self._channels)
         endings = self._closing.endings([each.free_ns for each in played])
         peaks = Peaks(self._passes)
         ends = [end[-1].end_ns if end else each.free_ns for end, each in zip(endings, played, strict=True)]
@@ -104,7 +111,6 @@ class _Simulation:
             suffixes = [f".{pipeline.schedule.rank_and_chunk(chunk)[1]}" for chunk in range(len(suffixes))]
         return StageRecord(
             stage=stage,
-            num_stages=len(self._orders),
             suffixes=tuple(suffixes),
             passes=self._passes,
             order=self._orders[stage],

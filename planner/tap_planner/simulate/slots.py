@@ -8,6 +8,7 @@ from tap_planner.cluster import Cluster
 from tap_planner.program import Program
 from tap_planner.schedule import PipelineSchedule, Work
 from tap_planner.simulate.closing import Closing
+from tap_planner.simulate.devices import Channels
 from tap_planner.simulate.durations import Durations
 from tap_planner.simulate.passes import Pass, Passes
 from tap_planner.simulate.places import Places
@@ -25,16 +26,21 @@ class Slots:
 
     Args:
         program: the plan, lowered.
-        cluster: the devices that its stages use.
+        cluster: the devices that its stages use; with ``devices``, all that there are.
         overlap: whether anything runs behind the main stream; None: unless the library is gloo.
+        devices: by stage, the rank in ``cluster`` of its one device, see ``Durations``.
     """
 
-    def __init__(self, program: Program, cluster: Cluster, *, overlap: bool | None = None) -> None:
+    def __init__(
+        self, program: Program, cluster: Cluster, *, overlap: bool | None = None, devices: Sequence[int] = ()
+    ) -> None:
         self._program = program
         overlaps = cluster.library != "gloo" if overlap is None else overlap
         self.places = Places(program)
         """Where parameters lie."""
-        durations = Durations(program, cluster)
+        durations = Durations(program, cluster, devices=devices)
+        self.channels = Channels(cluster, devices) if devices else None
+        """What transfers between stages occupy, where these are devices of the cluster."""
         self._making = Passes(program, durations, Routes(program, self.places, durations), overlaps=overlaps)
         self.closing = Closing(program, self.places, durations, overlaps=overlaps)
         """The end of the step."""
