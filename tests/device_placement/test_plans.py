@@ -182,7 +182,7 @@ def test_placed_models_verify_in_processes(name: str, request: pytest.FixtureReq
 
 @pytest.mark.parametrize(
     ("cluster", "training", "share"),
-    [(CLUSTER, False, 0.02), (BOX, False, 0.02), (CLUSTER, True, 0.1), (BOX, True, 0.25)],
+    [(CLUSTER, False, 0.01), (BOX, False, 0.01), (CLUSTER, True, 0.02), (BOX, True, 0.25)],
     ids=["infer", "infer-unlike", "train", "train-unlike"],
 )
 @pytest.mark.parametrize("name", ["t5_tiny", "unet_tiny", "gpt2_tiny"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tap_planner.device_placement.building import Built
 from tap_planner.device_placement.timeline import play
@@ -54,8 +55,9 @@ def placed_plan(
     A tensor goes once to every device that reads it: the first chunk there receives it, and later ones take it from
     that. A chunk begins where an operator reads what another device has made, and ends behind one whose result another
     device reads; so nothing is sent later than it is made, nor waited for earlier than it is read, forward and
-    backward. A device runs its chunks forward in the order in which they were played, then backward in the order in
-    which these were, as far as every chunk comes after those that read it.
+    backward. A chunk ends also where its device did something else between the backwards of two of its operators. A
+    device runs its chunks forward in the order in which they were played, then backward in the order in which these
+    were, as far as every chunk comes after those that read it.
 
     Args:
         graph: bound with the whole batch.
@@ -75,7 +77,9 @@ def placed_plan(
             device_of[index] = placement[group]
     sources = _sources(graph)
     devices = tuple(sorted(set(device_of)))
-    chunks = _chunks(graph, sources, device_of, [int(ns) for ns in timeline.start_ns[: len(graph.operators)]])
+    backward_ns = _backward_starts(built, timeline.start_ns.tolist())
+    forward_ns = [int(ns) for ns in timeline.start_ns[: len(graph.operators)]]
+    chunks = _split(_chunks(graph, sources, device_of, forward_ns), backward_ns)
     moved = graph
     if len(devices) > 1:
         moved = reordered(graph, [graph.operators[index].id for chunk in chunks for index in chunk.operators])
@@ -92,7 +96,7 @@ def placed_plan(
     stage_of = {device: stage for stage, device in enumerate(devices)}
     places = tuple(stage_of[chunk.device] for chunk in chunks)
     reads = _reads(graph, chunks)
-    later = _backwards(chunks, reads, _backward_starts(built, timeline.start_ns.tolist()))
+    later = _backwards(chunks, reads, backward_ns)
     schedule = PipelineSchedule(
         name=name,
         num_stages=len(devices),
@@ -145,6 +149,32 @@ def _chunks(
             found.append(chunk)
         chunk.operators.append(index)
         chunk.is_closed = index in sent
+    return found
+
+
+def _split(chunks: Sequence[_Chunk], backward_ns: Mapping[int, int]) -> list[_Chunk]:
+    """Chunks whose backwards were played without anything in between.
+
+    Args:
+        chunks: in their order.
+        backward_ns: by operator that has a backward, when that was played.
+    """
+    following: dict[int, int] = {}
+    for device in {chunk.device for chunk in chunks}:
+        own = (index for chunk in chunks if chunk.device == device for index in chunk.operators if index in backward_ns)
+        played = sorted(own, key=lambda index: (backward_ns[index], -index))
+        following.update(pairwise(played))
+    found: list[_Chunk] = []
+    for chunk in chunks:
+        current: _Chunk | None = None
+        last: int | None = None
+        for index in chunk.operators:
+            is_apart = last is not None and index in backward_ns and following.get(index) != last
+            if current is None or is_apart:
+                current = _Chunk(device=chunk.device)
+                found.append(current)
+            current.operators.append(index)
+            last = index if index in backward_ns else last
     return found
 
 
