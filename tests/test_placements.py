@@ -225,8 +225,8 @@ def test_one_order_and_a_seed(box: str) -> None:
 
 
 def test_the_faster_kind_of_plan_is_taken(box: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Matrix products of many samples are split, a small CNN on devices of which one is far slower is placed. Either plan
-    says what it was compared with, and verifies."""
+    """Matrix products of many samples are split, a small CNN is placed where one of the devices is far slower; either
+    plan says what it was compared with, and verifies."""
     with caplog.at_level("INFO", logger="tap_planner"):
         split = placed("gpt2_tiny", "1x2:l4", method="auto", dims={"seq": 128}, batch=512)
         assert split.placement is None and split.options.method == "auto"
