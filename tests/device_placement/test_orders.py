@@ -14,7 +14,7 @@ from tap_planner.errors import UsageError
 from tests.bench.placement_orders import branchy_problem
 from tests.device_placement.problems import Traits, chain, graph, heft_example, problems
 
-PREFERRED = ("lexico-topo", "topo", "dfs-preorder", "dfs-postorder", "reversed-topo", "bfs")
+PREFERRED = ("lexico-topo", "topo", "dfs-preorder", "reversed-topo", "dfs-postorder", "bfs")
 LARGER = Traits(max_groups=12)
 TOPOLOGICAL = ("topo", "lexico-topo", "random:0", "random:5")
 

@@ -55,7 +55,7 @@ ORDERS = ("topo", "reversed-topo", "dfs-preorder", "dfs-postorder", "bfs", "lexi
 MORE_ORDERS = ("upward-rank",)
 """Others, beside ``random:SEED``."""
 _RANDOM = "random:"
-_PREFERRED = ("lexico-topo", "topo", "dfs-preorder", "dfs-postorder", "reversed-topo", "bfs")
+_PREFERRED = ("lexico-topo", "topo", "dfs-preorder", "reversed-topo", "dfs-postorder", "bfs")
 """By how near each came to the best of them, training and inference together."""
 _EFFORT = 1_500_000
 """Of all orders that are tried together."""
@@ -70,7 +70,7 @@ def orders_for(problem: Problem) -> tuple[str, ...]:
     on these). Orders may take 1,500,000 steps in all, which are six orders for 10,000 operators that are trained on 8
     devices; where they would take more, there are as many as that allows, at least one. Those that came nearest to the
     best where all were measured (docs/traversal-order.md, "Which order to choose") are first: ``lexico-topo``, then
-    ``topo``, ``dfs-preorder``, ``dfs-postorder``, ``reversed-topo`` and ``bfs``.
+    ``topo``, ``dfs-preorder``, ``reversed-topo``, ``dfs-postorder`` and ``bfs``.
     """
     affordable = _EFFORT // (problem.num_tasks * (problem.num_devices + _OF_ANY))
     return _PREFERRED[: max(1, affordable)]
