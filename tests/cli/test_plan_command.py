@@ -281,6 +281,7 @@ def test_options_are_frozen() -> None:
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
         *("--optimizer-states", "--processes", "--schedule", "--chunks", "--stages"),
         *("--grid", "--sweep", "--format", "--top", "--resume"),
+        *("--method", "--order", "--place"),
         *("--output", "--precision", "--quiet", "--recompute", "--report", "--shape", "--train", "--value"),
         *("--verbose", "--version", "--zero", "-o", "-q", "-v"),
     }
