@@ -39,7 +39,7 @@ from tap_planner.remedies import diagnose
 from tap_planner.requests import PreparedSearch, bind_options, lay_out, limit_bytes, prepare, read_model
 from tap_planner.staging import is_staged, search_stages
 from tap_planner.staying import check_old_plan, near_result
-from tap_planner.verification import CertificateReport, verify
+from tap_planner.verification import CertificateReport, check_model, verify
 
 if TYPE_CHECKING:
     from tap_planner.apply import ApplyResult, VerificationReport
@@ -323,11 +323,7 @@ def _part_graph(document: PlanDocument, decisions: Decisions, model: Path) -> Gr
     loaded = load_model(model)
     options = bind_options(document.options)
     whole = bind(loaded, options)
-    if whole.digest != document.model.graph_digest:
-        raise ApplyError(
-            f"{model.name} gives graph {whole.digest[:12]}, the plan was made for {document.model.graph_digest[:12]}",
-            hint="give the model that the plan was made from with --model, or plan this one anew",
-        )
+    check_model(document, whole, model)
     if loaded.sha256 != document.model.file_sha256:
         _log.warning("%s is not the file that was planned, but its graph is the same (new weights?)", model.name)
     if decisions.microbatches == 1:

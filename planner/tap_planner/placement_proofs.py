@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from tap_planner.errors import ApplyError, TapError
 from tap_planner.placement_documents import device_loads, predicted_of
 from tap_planner.placements import Placed, build_problem, find_placement
-from tap_planner.plan import PlanDocument, compute_digests, expand, gap_basis_points
+from tap_planner.plan import PlanDocument, expand, gap_basis_points
 from tap_planner.requests import read_model
+from tap_planner.verification import check_model, edited, failure_lines
 
 if TYPE_CHECKING:
     from tap_planner.device_placement import Built, PlacedPlan
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from tap_planner.requests import PreparedSearch
 
 __all__ = ["PlacementReport", "verify_placement"]
-
-MAX_SHOWN = 20
-"""Findings that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +47,7 @@ class PlacementReport:
     def lines(self) -> tuple[str, ...]:
         """A report for people."""
         if self.findings:
-            more = len(self.findings) - MAX_SHOWN
-            rest = (f"... and {more} more",) if more > 0 else ()
-            return ("The certificate does not hold:", *self.findings[:MAX_SHOWN], *rest)
+            return failure_lines(self.findings)
         solver = "proven again" if self.replayed else "claimed; --replay proves it again"
         by_solver = (f"solver's bound {self.bound_ns} ns, gap {self._gap(self.bound_ns)} ({solver})",)
         return (
@@ -83,15 +79,10 @@ def verify_placement(document: PlanDocument, model: Path, *, replay: bool = Fals
 
     started = time.perf_counter()
     read = read_model(model, cluster_from_json(document.cluster), document.options)
-    if read.graph.digest != document.model.graph_digest:
-        raise ApplyError(
-            f"{model.name} gives graph {read.graph.digest[:12]}, the plan was made for "
-            f"{document.model.graph_digest[:12]}",
-            hint="give the model that the plan was made from with --model, or plan this one anew",
-        )
+    check_model(document, read.graph, model)
     built = build_problem(read)
     simple = lower_bound_ns(built.problem)
-    findings = [*_digests(document), *_figures(document, simple), *_plan(document, read, built)]
+    findings = [*edited(document), *_figures(document, simple), *_plan(document, read, built)]
     certificate = document.certificate
     by_solver = certificate.bound_ns > (certificate.simple_bound_ns or 0)
     if replay and by_solver and not findings:
@@ -108,11 +99,6 @@ def verify_placement(document: PlanDocument, model: Path, *, replay: bool = Fals
         replayed=replay,
         seconds=time.perf_counter() - started,
     )
-
-
-def _digests(document: PlanDocument) -> Iterator[str]:
-    if document.digests != compute_digests(document):
-        yield "digests: the plan was edited after it was written"
 
 
 def _figures(document: PlanDocument, simple_ns: int) -> Iterator[str]:

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from tap_planner.program import Program
     from tap_planner.search import Leaf, SearchRequest
 
-__all__ = ["CertificateReport", "lagrangian_bound", "leaves_of", "proof_entries", "stages_of", "verify"]
+__all__ = [
+    "CertificateReport",
+    "check_model",
+    "edited",
+    "failure_lines",
+    "lagrangian_bound",
+    "leaves_of",
+    "proof_entries",
+    "stages_of",
+    "verify",
+]
 
 MAX_SHOWN = 20
 """Findings that are shown."""
@@ -56,9 +66,7 @@ class CertificateReport:
     def lines(self) -> tuple[str, ...]:
         """A report for people."""
         if self.findings:
-            more = len(self.findings) - MAX_SHOWN
-            rest = (f"... and {more} more",) if more > 0 else ()
-            return ("The certificate does not hold:", *self.findings[:MAX_SHOWN], *rest)
+            return failure_lines(self.findings)
         return (
             f"objective {self._objectives()}: equal to the price of the lowered plan",
             f"coverage: {self.num_leaves} parts with bounds cover all configurations of {self.num_meshes} meshes",
@@ -88,6 +96,13 @@ class CertificateReport:
         yield (
             f"{within}solver's bound {claim.bound} {claim.unit}, gap {_gap(claim.objective, claim.bound)} ({solver})"
         )
+
+
+def failure_lines(findings: Sequence[str]) -> tuple[str, ...]:
+    """What is not as a certificate says, for people; the first ones of many."""
+    more = len(findings) - MAX_SHOWN
+    rest = (f"... and {more} more",) if more > 0 else ()
+    return ("The certificate does not hold:", *findings[:MAX_SHOWN], *rest)
 
 
 def _gap(objective: int, bound: int) -> str:
@@ -207,14 +222,9 @@ def verify(
         )
     cluster = cluster_from_json(document.cluster)
     prepared = prepare(model, cluster, _options(document))
-    if prepared.graph.digest != document.model.graph_digest:
-        raise ApplyError(
-            f"{model.name} gives graph {prepared.graph.digest[:12]}, the plan was made for "
-            f"{document.model.graph_digest[:12]}",
-            hint="give the model that the plan was made from with --model, or plan this one anew",
-        )
+    check_model(document, prepared.graph, model)
     findings = [
-        *_digests(document),
+        *edited(document),
         *_claims(document, prepared),
         *_nearness(document, old),
         *_plan(document, prepared),
@@ -252,7 +262,26 @@ def _options(document: PlanDocument) -> PlanOptions:
     return replace(document.options, optimizer_states=document.optimizer_states)
 
 
-def _digests(document: PlanDocument) -> Iterator[str]:
+def check_model(document: PlanDocument, graph: Graph, model: Path) -> None:
+    """Whether a plan is about a model.
+
+    Args:
+        document: the plan.
+        graph: the model, bound by the plan's options.
+        model: its file, for the message.
+
+    Raises:
+        ApplyError: it is not.
+    """
+    if graph.digest != document.model.graph_digest:
+        raise ApplyError(
+            f"{model.name} gives graph {graph.digest[:12]}, the plan was made for {document.model.graph_digest[:12]}",
+            hint="give the model that the plan was made from with --model, or plan this one anew",
+        )
+
+
+def edited(document: PlanDocument) -> Iterator[str]:
+    """Says so if a plan's digests are not its own."""
     if document.digests != compute_digests(document):
         yield "digests: the plan was edited after it was written"
 
