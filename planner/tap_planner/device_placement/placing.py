@@ -26,6 +26,8 @@ _IMPROVED = 3
 """So many of the best distinct placements are improved."""
 _SMALL = 20_000
 """Tasks times devices up to which all that is done on all devices is done on fewer too."""
+_FEW = 2
+"""Orders that are tried on fewer devices beyond that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,8 @@ def place(
     All this is done first on fewer devices (:func:`device_subsets`, the smallest set first), since neither placers nor
     improvement see that more of them can be a trap; what is found there is improved further on more. So the result is
     no worse than that of the same orders (of :data:`ORDERS`), placers and evaluations on any of these sets alone. Where
-    there are more than 20,000 tasks times devices, only earliest-finish is tried on fewer, without improvement; so then
-    that promise holds for earliest-finish without improvement.
+    there are more than 20,000 tasks times devices, only earliest-finish with the first two orders is tried on fewer,
+    without improvement; so then that promise holds for these two.
 
     Args:
         problem: what is placed.
@@ -117,10 +119,12 @@ def place(
     everywhere = tuple(range(problem.num_devices))
     run = _Run(problem)
     for devices in (*reversed(device_subsets(problem)), everywhere):
-        is_cheap = devices == everywhere or problem.num_tasks * problem.num_devices <= _SMALL
-        run.try_on(devices, names, [placer for placer in placers if is_cheap or placer == "earliest-finish"])
-        if improve and is_cheap:
-            run.improve(devices, limit)
+        if devices == everywhere or problem.num_tasks * problem.num_devices <= _SMALL:
+            run.try_on(devices, names, placers)
+            if improve:
+                run.improve(devices, limit)
+        else:
+            run.try_on(devices, names[:_FEW], [placer for placer in placers if placer == "earliest-finish"])
     if not run.tries:
         raise UsageError(
             "nothing to try: no order or no placer, and no device that may hold all groups",
