@@ -72,7 +72,7 @@ def test_what_is_tried_on_fewer_devices(improve: bool, problem: Problem) -> None
 
 
 def test_large_graphs_on_fewer_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond some size only earliest-finish is tried on fewer devices, with the two best orders, which keep the promise."""
+    """Beyond some size only earliest-finish with the two best orders is tried on fewer devices."""
     monkeypatch.setattr(placing, "_SMALL", 0)
     problem = branchy_problem(30, 0)
     assert device_subsets(problem) == ((0, 1, 2, 3), (0, 1))
