@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,7 +138,7 @@ def _plan(document: PlanDocument, read: PreparedSearch, built: Built) -> Iterato
     yield from wrong
     if wrong:
         return
-    plan = _again(read, program.graph, decisions, devices)
+    plan = _again(document, read, program.graph, decisions, devices)
     if isinstance(plan, str):
         yield plan
         return
@@ -154,11 +153,8 @@ def _placement(
 ) -> tuple[tuple[int, ...], list[str]]:
     """By group its device, and what is wrong with that."""
     on: dict[str, int] = {}
-    pipeline = decisions.pipeline
-    starts = (0,) if pipeline is None else pipeline.chunks
-    for chunk, (begin, end) in enumerate(pairwise((*starts, len(decisions.operators)))):
-        stage = 0 if pipeline is None else pipeline.stage_of(chunk)
-        on.update((operator.id, devices[stage]) for operator in decisions.operators[begin:end])
+    for stage, operators in decisions.chunks:
+        on.update((operator.id, devices[stage]) for operator in operators)
     wrong: list[str] = []
     placement: list[int] = []
     for group, members in enumerate(built.operators):
@@ -172,12 +168,14 @@ def _placement(
     return tuple(placement), wrong
 
 
-def _again(read: PreparedSearch, graph: Graph, decisions: Decisions, devices: tuple[int, ...]) -> PlacedPlan | str:
+def _again(
+    document: PlanDocument, read: PreparedSearch, graph: Graph, decisions: Decisions, devices: tuple[int, ...]
+) -> PlacedPlan | str:
     """The plan as its placement and order alone make it; what differs, if anything does."""
     from tap_planner.device_placement import PlacedPlan
     from tap_planner.graph import reordered
     from tap_planner.operators import TRANSFER
-    from tap_planner.plan import canonical_decisions, cut_decisions, unsplit_decisions
+    from tap_planner.plan import canonical_decisions, cut_decisions, stage_starts, unsplit_decisions
 
     options, pipeline = read.options, decisions.pipeline
     try:
@@ -191,10 +189,7 @@ def _again(read: PreparedSearch, graph: Graph, decisions: Decisions, devices: tu
             loss_output=read.loss_output or "",
         )
         if pipeline is not None:
-            ends = (*pipeline.chunks[1:], len(decisions.operators))
-            own = (decisions.operators[begin:end] for begin, end in zip(pipeline.chunks, ends, strict=True))
-            starts = [next(each.id for each in part if each.type != TRANSFER) for part in own]
-            _, again = cut_decisions(moved, again, starts, pipeline.schedule)
+            _, again = cut_decisions(moved, again, stage_starts(document.pipeline), pipeline.schedule)
     except TapError as error:
         return f"decisions: {error.message}"
     reads = {name: tensor.read.parameter for name, tensor in graph.tensors.items() if tensor.read is not None}

@@ -214,17 +214,13 @@ def find_placement(read: PreparedSearch) -> FoundPlacement:
     if best is None:
         raise _nothing(read, built, placing)
     proof = prove(built, best, options)
-    candidates: list[Placed] = []
-    for tried in _worth_simulating(placing, len(read.graph.operators)):
-        placed = placed_as(read, built, tried.placement, priority_of(problem, tried), tried.order, tried.placer)
-        candidates.append(placed)
+    candidates = [
+        placed_as(read, built, tried.placement, priority_of(problem, tried), tried.order, tried.placer)
+        for tried in _worth_simulating(placing, len(read.graph.operators))
+    ]
     exact = proof.exact
     if exact is not None and exact.placement is not None and exact.start_ns is not None:
-        ranked = sorted(range(problem.num_tasks), key=lambda task, starts=exact.start_ns: (starts[task], task))
-        priority = [0] * problem.num_tasks
-        for position, task in enumerate(ranked):
-            priority[task] = position
-        candidates.append(placed_as(read, built, exact.placement, priority, "", "cp-sat"))
+        candidates.append(placed_as(read, built, exact.placement, exact.start_ns, "", "cp-sat"))
     chosen = min(candidates, key=lambda placed: (placed.prediction.step_ns, placed.objective_ns))
     found = FoundPlacement(best=chosen, placing=placing, proof=proof, simulated=len(candidates))
     _tell(found)
@@ -304,13 +300,12 @@ def _backwards(decisions: Decisions) -> Iterator[str]:
     if pipeline is None:
         yield from (operator.id for operator in reversed(decisions.operators))
         return
-    ends = (*pipeline.chunks[1:], len(decisions.operators))
+    chunks = decisions.chunks
     for stage, order in enumerate(pipeline.schedule.orders):
         own = pipeline.schedule.chunks_of(stage)
         for slot in order:
             if slot.work is Work.BACKWARD:
-                chunk = own[slot.chunk]
-                yield from (each.id for each in reversed(decisions.operators[pipeline.chunks[chunk] : ends[chunk]]))
+                yield from (each.id for each in reversed(chunks[own[slot.chunk]][1]))
 
 
 def _worth_simulating(placing: Placing, num_operators: int) -> Iterator[Try]:
@@ -333,10 +328,10 @@ def _tell(found: FoundPlacement) -> None:
     alone = next((outcome for outcome in outcomes if not outcome.order), None)
     shown = best.order or best.placer
     text = f"{shown} won: {best.prediction.step_ns / 1e6:.3f} ms a step on {len(best.plan.devices)} devices"
-    first, last = (orders[0], orders[-1]) if orders else (None, None)
-    if first is not None and last is not None and first.makespan_ns == last.makespan_ns:
-        text += f"; before improvement every order makes {first.makespan_ns / 1e6:.3f} ms"
-    elif first is not None and last is not None:
+    if orders and orders[0].makespan_ns == orders[-1].makespan_ns:
+        text += f"; before improvement every order makes {orders[0].makespan_ns / 1e6:.3f} ms"
+    elif orders:
+        first, last = orders[0], orders[-1]
         text += (
             f"; before improvement {first.order} is the best order with {first.makespan_ns / 1e6:.3f} ms, "
             f"{last.order} the worst with {last.makespan_ns / 1e6:.3f} ms"

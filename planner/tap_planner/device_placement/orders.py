@@ -47,13 +47,14 @@ from tap_planner.device_placement.index import TaskIndex
 from tap_planner.device_placement.priorities import upward_rank
 from tap_planner.device_placement.problem import Problem
 from tap_planner.errors import UsageError
+from tap_planner.plan import TRAVERSAL_ORDERS
 
 __all__ = ["MORE_ORDERS", "ORDERS", "order_groups", "orders_for"]
 
-ORDERS = ("topo", "reversed-topo", "dfs-preorder", "dfs-postorder", "bfs", "lexico-topo")
-"""Those of the paper."""
 MORE_ORDERS = ("upward-rank",)
-"""Others, beside ``random:SEED``."""
+"""Those that are not of the paper, beside ``random:SEED``."""
+ORDERS = tuple(name for name in TRAVERSAL_ORDERS if name not in MORE_ORDERS)
+"""Those of the paper."""
 _RANDOM = "random:"
 _PREFERRED = ("lexico-topo", "topo", "dfs-preorder", "reversed-topo", "dfs-postorder", "bfs")
 """By how near each came to the best of them, training and inference together."""

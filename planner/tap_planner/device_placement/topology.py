@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from tap_planner.cluster import Cluster, Device, Mesh
 from tap_planner.cost import CollectiveModel
 from tap_planner.device_placement.problem import Links
+from tap_planner.simulate import Channels, kinds_of
 
 __all__ = ["DevicePlace", "device_places", "links_of"]
 
@@ -33,7 +33,7 @@ class DevicePlace:
 
 def device_places(cluster: Cluster) -> tuple[DevicePlace, ...]:
     """By rank."""
-    kinds = _node_group_of_ranks(cluster)
+    kinds = kinds_of(cluster, range(cluster.num_devices))
     words = [level.name for level in cluster.levels[:0:-1]]
     found: list[DevicePlace] = []
     for place, kind in zip(cluster.places(), kinds, strict=True):
@@ -55,43 +55,27 @@ def _child_words(levels: list[str]) -> list[str]:
     return [*levels[1:], "node"] if levels else []
 
 
-def _node_group_of_ranks(cluster: Cluster) -> list[int]:
-    if not cluster.node_groups:
-        return [0] * cluster.num_devices
-    return [kind for kind, group in enumerate(cluster.node_groups) for _ in range(group.num_devices)]
-
-
 def links_of(cluster: Cluster) -> Links:
     """Latency and bandwidth of a transfer between any two devices, and the channels that it occupies.
 
     Both are those of a ``send_recv`` between two pipeline stages of one device each (``CollectiveModel.among``) while
     nothing else is sent: launch and latency, and the bandwidth of the slowest link on the way, a node's NICs together.
 
-    A transfer occupies the source's way out and the target's way in; between nodes also all that leaves the source's
-    node, and all that comes into the target's (its NICs together, at which the transfer is priced); with more levels
-    those of each domain that it leaves and enters.
+    A transfer occupies the channels that the simulator has it occupy (``simulate.Channels``).
     """
     places, count = device_places(cluster), cluster.num_devices
     latency_ns, bytes_per_s = np.zeros((count, count), dtype=np.int64), np.ones((count, count), dtype=np.int64)
     channels = np.full((count, count, 2 * len(cluster.levels)), -1, dtype=np.int64)
     lines = _Lines(cluster)
-    numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
+    numbers = Channels(cluster, range(count))
     for source in range(count):
         for target in range(count):
             if source == target:
                 continue
             latency_ns[source, target], bytes_per_s[source, target] = lines.of(places, source, target)
-            for slot, way in enumerate(_ways(places[source].place, places[target].place)):
-                channels[source, target, slot] = numbers.setdefault(way, len(numbers))
+            way = numbers.between(source, target)
+            channels[source, target, : len(way)] = way
     return Links(latency_ns=latency_ns, bytes_per_s=bytes_per_s, channels=channels)
-
-
-def _ways(source: tuple[int, ...], target: tuple[int, ...]) -> Iterator[tuple[bool, tuple[int, ...]]]:
-    """What a transfer leaves and enters (True): devices, nodes and so on up to the level that parts the two."""
-    parts = next(level for level, (a, b) in enumerate(zip(source, target, strict=True)) if a != b)
-    for depth in range(len(source), parts, -1):
-        yield False, source[:depth]
-        yield True, target[:depth]
 
 
 class _Lines:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tap_planner.schedule import PipelineSchedule
 from tap_planner.sharding import Placements, Step, data_axes
@@ -193,6 +194,16 @@ class Decisions:
     def num_stages(self) -> int:
         """Stages of the pipeline."""
         return 1 if self.pipeline is None else self.pipeline.schedule.num_stages
+
+    @property
+    def chunks(self) -> tuple[tuple[int, tuple[OperatorDecision, ...]], ...]:
+        """Stage and operators, transfers too, of every chunk of the pipeline; without one all are one, of stage 0."""
+        if self.pipeline is None:
+            return ((0, self.operators),)
+        spans = pairwise((*self.pipeline.chunks, len(self.operators)))
+        return tuple(
+            (self.pipeline.stage_of(chunk), self.operators[begin:end]) for chunk, (begin, end) in enumerate(spans)
+        )
 
     @property
     def num_ranks(self) -> int:

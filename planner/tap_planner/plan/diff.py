@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from tap_planner.operators import TRANSFER
 from tap_planner.plan.decisions import Decisions, OperatorDecision, ParameterDecision, RedistributionDecision
@@ -326,16 +325,13 @@ def _operators(decisions: Decisions) -> dict[str, Features]:
 
 def _placed_operators(document: PlanDocument, decisions: Decisions) -> dict[str, Features]:
     """Where one of two plans is a placement: on which device each operator lies; transfers follow from that."""
-    ranks, pipeline = document.mesh.ranks, decisions.pipeline
     features = {name: found for name, found in _operators(decisions).items() if found["type"] != TRANSFER}
     if document.placement is None:
         return features
-    starts = (0,) if pipeline is None else pipeline.chunks
-    for chunk, (begin, end) in enumerate(pairwise((*starts, len(decisions.operators)))):
-        place = _place(ranks[0 if pipeline is None else pipeline.stage_of(chunk)])
-        for operator in decisions.operators[begin:end]:
+    for stage, operators in decisions.chunks:
+        for operator in operators:
             if operator.id in features:
-                features[operator.id]["device"] = place
+                features[operator.id]["device"] = _place(document.mesh.ranks[stage])
     return features
 
 

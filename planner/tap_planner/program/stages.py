@@ -29,10 +29,9 @@ def cut_as_planned(graph: Graph, decisions: Decisions) -> Graph:
     """
     if decisions.pipeline is None:
         return graph
-    ends = (*decisions.pipeline.chunks[1:], len(decisions.operators))
     starts: list[str] = []
-    for begin, end in zip(decisions.pipeline.chunks, ends, strict=True):
-        own = (operator.id for operator in decisions.operators[begin:end] if operator.type != TRANSFER)
+    for _, operators in decisions.chunks:
+        own = (operator.id for operator in operators if operator.type != TRANSFER)
         starts.extend(tuple(own)[:1])
     try:
         own = [operator.id for operator in decisions.operators if operator.type != TRANSFER]

@@ -5,6 +5,7 @@ from tap_planner.simulate.additive import Price, price_program, sent_by_program
 from tap_planner.simulate.backgrounds import GATHER, GRADIENT
 from tap_planner.simulate.bounds import LowerBounds, lower_bounds
 from tap_planner.simulate.closing import TIED, UPDATED
+from tap_planner.simulate.devices import Channels, kinds_of
 from tap_planner.simulate.durations import Durations
 from tap_planner.simulate.events import Event, MemoryPoint
 from tap_planner.simulate.holding import held_by, waiting_by
@@ -26,6 +27,7 @@ __all__ = [
     "UPDATED",
     "Background",
     "Busy",
+    "Channels",
     "Durations",
     "Event",
     "LowerBounds",
@@ -37,6 +39,7 @@ __all__ = [
     "Timeline",
     "held_by",
     "hidden_ns",
+    "kinds_of",
     "lower_bounds",
     "predict",
     "price_program",
