@@ -55,12 +55,17 @@ class Planned:
         starts = [self.graph.operators[cut].id for cut in self.cuts]
         trial = lower(*cut_decisions(self.graph, self.decisions, starts, self.schedule))
         durations = Durations(trial, prepared.cluster)
-        self.work_ns = [
-            7 + 3 * RECOMPUTES.index(region.recompute) + place % 5
-            for region in self.decisions.regions
-            for place in range(len(region.operators))
-        ]
-        self.reruns = Reruns(self.graph, self.decisions, trial, durations, self.work_ns, self.schedule)
+        self.work_ns = np.array(
+            [
+                [
+                    7 + 3 * RECOMPUTES.index(region.recompute) + place % 5
+                    for region in self.decisions.regions
+                    for place in range(len(region.operators))
+                ]
+            ]
+        )
+        given = (self.graph, self.decisions, trial, durations, self.work_ns, self.schedule)
+        self.reruns = Reruns(*given, rooms=durations.room_bytes)
 
 
 def settings(decisions: Decisions) -> list[str]:
@@ -81,8 +86,8 @@ def test_as_many_run_again_as_before(planned: Planned) -> None:
     planned.reruns.place(planned.cuts)
     after = planned.reruns.decisions
     assert Counter(settings(after)) == Counter(before)
-    assert sum(planned.reruns.work_ns) == sum(planned.work_ns)
-    assert len(planned.reruns.work_ns) == len(planned.work_ns)
+    assert planned.reruns.work_ns.sum() == planned.work_ns.sum()
+    assert planned.reruns.work_ns.shape == planned.work_ns.shape
     assert [o.id for o in after.operators] == [o.id for o in planned.decisions.operators]
 
 
@@ -141,10 +146,10 @@ def test_what_fits_is_what_the_fullest_stage_holds(planned: Planned) -> None:
     reruns, cuts = planned.reruns, planned.cuts
     reruns.place(cuts)
     places = np.array([*cuts, len(planned.graph.operators)])
-    room = reruns.fullest(cuts)
+    room, stages = max(reruns.held(cuts)), planned.schedule.num_stages
 
     def lies_well(least: int) -> list[bool]:
-        fits = reruns.fitting(cuts, least)
+        fits = reruns.fitting(cuts, [least] * stages)
         return [bool(fits(chunk, places)[chunk, chunk + 1]) for chunk in range(len(cuts))]
 
     assert all(lies_well(room))
@@ -154,23 +159,24 @@ def test_what_fits_is_what_the_fullest_stage_holds(planned: Planned) -> None:
 def test_cuts_that_fit_hold_less(planned: Planned) -> None:
     """Between cuts that are made for less room the fullest stage holds less, and takes longer or as long."""
     reruns, cuts, parts = planned.reruns, tuple(planned.cuts), len(planned.cuts)
-    border = [0] * len(planned.work_ns)
+    border, rows = [0] * planned.work_ns.shape[1], [0] * parts
     reruns.place(cuts)
-    free = balanced_cuts(reruns.work_ns, border, parts)
+    free = balanced_cuts(reruns.work_ns, border, rows)
     assert free is not None
-    room = reruns.fullest(free) * 97 // 100
-    fitting = balanced_cuts(reruns.work_ns, border, parts, None, reruns.fitting(free, room))
+    room = max(reruns.held(free)) * 97 // 100
+    rooms = [room] * planned.schedule.num_stages
+    fitting = balanced_cuts(reruns.work_ns, border, rows, None, reruns.fitting(free, rooms))
     if fitting is None:
         assert parts > planned.schedule.num_stages  # the other chunk of a stage stays where it is
         return
 
     def longest(where: Sequence[int]) -> int:
-        ends = [*where[1:], len(planned.work_ns)]
-        return max(sum(reruns.work_ns[a:b]) for a, b in zip(where, ends, strict=True))
+        ends = [*where[1:], planned.work_ns.shape[1]]
+        return max(int(reruns.work_ns[0, a:b].sum()) for a, b in zip(where, ends, strict=True))
 
     assert longest(fitting) >= longest(free)
     if parts == planned.schedule.num_stages:
-        assert reruns.fullest(fitting) <= room
+        assert max(reruns.held(fitting)) <= room
 
 
 def _others(room: Sequence[int], chosen: Sequence[int]) -> Iterator[tuple[int, ...]]:

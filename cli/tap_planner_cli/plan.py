@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from tap_planner.errors import TapError, UsageError
 from tap_planner.operators import load_custom_rules
 from tap_planner.plan import (
+    AS_LIBRARY,
     COSTS,
     DEFAULT_SCHEDULE,
     LOSSES,
@@ -30,6 +31,7 @@ from tap_planner.plan import (
     TRAVERSAL_ORDERS,
     Auto,
     Constraint,
+    Overlap,
     PlanOptions,
     PlanRequest,
     Verdict,
@@ -115,6 +117,14 @@ _NOT_PLANNING = {
     default="topology",
     show_default=True,
     help="How communication is priced: on the links it uses, or (to compare) by its volume alone.",
+)
+@click.option(
+    "--overlap",
+    type=click.Choice([AS_LIBRARY, *(overlap.value for overlap in Overlap)]),
+    default=AS_LIBRARY,
+    show_default=True,
+    help="What the runtime hides behind computation: nothing, data (gradients, ZeRO, transfers), or tensor-parallel "
+    "communication as well; auto: none over gloo, else data.",
 )
 @click.option(
     "--method",
@@ -291,6 +301,7 @@ def make_options(values: dict[str, Any]) -> PlanOptions:
         optimizer=values["optimizer"],
         objective=_objective(values),
         cost=values["cost"],
+        overlap=values["overlap"],
         method=values["method"],
         traversal_order=_traversal_order(values["order"]),
         places=tuple(dict.fromkeys(parse_place_rule(text) for text in values["place"])),

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tap_planner.plan import (
+    AS_LIBRARY,
     BlockDisplay,
     BlockEntry,
     Claim,
@@ -21,6 +22,7 @@ from tap_planner.plan import (
     device_kinds,
     display_blocks,
     gap_basis_points,
+    kinds_of_stages,
 )
 from tap_planner.sharding import Placements
 from tap_planner_cli.errors import printable
@@ -70,6 +72,8 @@ def _print_head(console: Console, document: PlanDocument) -> None:
     ]
     if certificate.states is not None:
         lines.append(("moments", states_text(document, certificate.states)))
+    if options.overlap != AS_LIBRARY:
+        lines.append(("overlap", f"{options.overlap}, as the runtime that is to run it (tap-apply hides nothing)"))
     if options.constraints:
         lines.append(("constraints", ", ".join(map(str, options.constraints))))
     if options.places:
@@ -135,8 +139,17 @@ def schedule_text(document: PlanDocument) -> str:
 def _print_stages(console: Console, document: PlanDocument) -> None:
     """Where the model is cut."""
     heading(console, f"{document.pipeline.num_stages} stages")
-    rows = [(str(one.stage), printable(one.first), printable(one.last)) for one in document.pipeline.stages]
-    console.print(table(("stage", "from", "to"), rows, right=("stage",)))
+    columns = ["stage", "from", "to"]
+    rows = [[str(one.stage), printable(one.first), printable(one.last)] for one in document.pipeline.stages]
+    taken = document.predicted.stage_memory_bytes
+    if taken:
+        kinds = kinds_of_stages(document)
+        columns += ["memory", "of usable"] + (["devices"] if len(set(kinds)) > 1 else [])
+        for row, one in zip(rows, document.pipeline.stages, strict=True):
+            kind = kinds[one.stage]
+            row += [format_bytes(taken[one.stage]), share(taken[one.stage], kind.limit_bytes)]
+            row += [kind.device] if len(set(kinds)) > 1 else []
+    console.print(table(columns, rows, right=("stage", "memory", "of usable")))
 
 
 def idle_text(document: PlanDocument) -> str:
@@ -193,7 +206,7 @@ def _print_memory(console: Console, document: PlanDocument) -> None:
     kinds = device_kinds(document)
     of = f" of {format_bytes(kinds[0].memory_bytes)}" if len(kinds) == 1 else ""
     heading(console, f"Memory per device: {format_bytes(total)}{of}")
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not document.predicted.stage_memory_bytes:
         devices = [
             (kind.group, format_count(kind.num_devices), kind.device, format_bytes(kind.limit_bytes)) for kind in kinds
         ]

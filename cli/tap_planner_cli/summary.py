@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tap_planner.alternatives import Alternative
 from tap_planner.errors import InfeasibleError, TapError
-from tap_planner.plan import Claim, PlanDocument, device_kinds, write_text
+from tap_planner.plan import Claim, PlanDocument, device_kinds, kinds_of_stages, write_text
 from tap_planner_cli.errors import printable
 from tap_planner_cli.show_placement import fullest_text, placement_text
 from tap_planner_cli.show_text import (
@@ -119,10 +119,26 @@ def _memory(document: PlanDocument) -> str:
     kinds = device_kinds(document)
     if len(kinds) == 1:
         return f"{format_bytes(total)} per device{_by_kind(document)}"
+    if document.predicted.stage_memory_bytes:
+        return _memory_of_stages(document)
     of = ", ".join(
         f"{share(total, kind.limit_bytes)} of {kind.device}'s {format_bytes(kind.limit_bytes)}" for kind in kinds
     )
     return f"{format_bytes(total)} per device: {of}"
+
+
+def _memory_of_stages(document: PlanDocument) -> str:
+    """Of each kind of device, the stage that holds most."""
+    fullest: dict[str, tuple[int, int]] = {}
+    kinds = kinds_of_stages(document)
+    for stage, (kind, taken) in enumerate(zip(kinds, document.predicted.stage_memory_bytes, strict=True)):
+        if taken > fullest.get(kind.group, (-1, 0))[0]:
+            fullest[kind.group] = (taken, stage)
+    return ", ".join(
+        f"{format_bytes(taken)} per device of stage {stage}: {share(taken, kinds[stage].limit_bytes)} of "
+        f"{kinds[stage].device}'s {format_bytes(kinds[stage].limit_bytes)}"
+        for taken, stage in fullest.values()
+    )
 
 
 def _by_kind(document: PlanDocument) -> str:

@@ -80,7 +80,7 @@ def best_on_other_meshes(
 def _alternative(prepared: PreparedSearch, result: SearchResult) -> Alternative:
     from tap_planner.simulate import price_program
 
-    lowered = lower_result(result, prepared.cluster)
+    lowered = lower_result(result, prepared.cluster, prepared.options.overlap)
     objective_ns, bound_ns = result.objective_ns, result.bound_ns
     objective_bytes = bound_bytes = None
     if prepared.options.objective == "communication":

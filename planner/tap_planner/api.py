@@ -27,12 +27,14 @@ from tap_planner.placements import find_placement
 from tap_planner.plan import (
     ApplyRequest,
     Decisions,
+    Overlap,
     PlanDiff,
     PlanDocument,
     PlanRequest,
     check_digests,
     diff_plans,
     expand,
+    overlap_of,
     read_plan,
 )
 from tap_planner.remedies import diagnose
@@ -202,7 +204,7 @@ def _best(prepared: PreparedSearch, old: PlanDocument | None) -> tuple[PreparedS
     if old is not None:
         result = near_result(prepared, result, old)
     if old is not None or options.objective == "communication" or options.cost == "volume":
-        return prepared, lower_result(result, prepared.cluster)
+        return prepared, lower_result(result, prepared.cluster, prepared.options.overlap)
     return prepared, _fastest_predicted(prepared, result)
 
 
@@ -215,7 +217,7 @@ def _best_in_stages(prepared: PreparedSearch) -> tuple[PreparedSearch, LoweredRe
     def lower(space: PreparedSearch, result: SearchResult) -> LoweredResult:
         if result.pipeline is None and space.options.cost != "volume":
             return _fastest_predicted(space, result)
-        return lower_result(result, space.cluster)
+        return lower_result(result, space.cluster, space.options.overlap)
 
     prepared, found = choose_states(prepared, lambda space: search_stages(space, lower, plain))
     result = replace(found.lowered.result, states=found.states)
@@ -229,11 +231,12 @@ def _plan_of_sweep(prepared: PreparedSearch) -> PlanDocument:
 
 def _fastest_predicted(prepared: PreparedSearch, result: SearchResult) -> LoweredResult:
     """Of the plans within the gap the one whose prediction, with overlap and latencies, is fastest."""
-    best = first = lower_result(result, prepared.cluster)
+    best = first = lower_result(result, prepared.cluster, prepared.options.overlap)
     for found in result.runners_up:
-        if prepared.options.mode == "infer" and found.objective_ns >= best.prediction.step_ns:
-            continue  # nothing overlaps in inference: the prediction is no less than the objective
-        lowered = lower_result(found, prepared.cluster)
+        waits = prepared.options.mode == "infer" and prepared.options.overlap != Overlap.ALL.value
+        if waits and found.objective_ns >= best.prediction.step_ns:
+            continue  # nothing overlaps then: the prediction is no less than the objective
+        lowered = lower_result(found, prepared.cluster, prepared.options.overlap)
         if lowered.prediction.step_ns < best.prediction.step_ns:
             best = lowered
     chosen = best.result
@@ -349,7 +352,7 @@ def simulate_program(document: PlanDocument, program: Program) -> Timeline:
 
     if document.placement is not None:
         return simulate(program, _cluster(document), devices=_devices(document))
-    return simulate(program, _used_cluster(document))
+    return simulate(program, _used_cluster(document), overlap=_overlap(document))
 
 
 def simulate_plan(document: PlanDocument, model: Path) -> Prediction:
@@ -362,7 +365,12 @@ def simulate_plan(document: PlanDocument, model: Path) -> Prediction:
 
     if document.placement is not None:
         return predict(lower_plan(document, model), _cluster(document), _devices(document))
-    return predict(lower_plan(document, model), _used_cluster(document))
+    return predict(lower_plan(document, model), _used_cluster(document), overlap=_overlap(document))
+
+
+def _overlap(document: PlanDocument) -> Overlap:
+    """What the runtime that is to run a plan hides."""
+    return overlap_of(document.options.overlap, _cluster(document).library)
 
 
 def _cluster(document: PlanDocument) -> Cluster:

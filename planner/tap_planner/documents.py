@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tap_planner.pipelining import PipelineCuts, sharing_transfers
 from tap_planner.plan import (
+    AS_LIBRARY,
     Certificate,
     CollectiveEntry,
     IdlePlaces,
     ModelInput,
+    Overlap,
     PlanDocument,
     Predicted,
     Producer,
     build_document,
     gap_basis_points,
     idle_devices,
+    overlap_of,
 )
 from tap_planner.requests import PreparedSearch, times_of
 from tap_planner.verification import lagrangian_bound, proof_entries, stages_of
@@ -59,13 +62,15 @@ class LoweredResult:
     used: Cluster
     """The devices that the plan uses."""
     program: Program
+    overlap: Overlap
+    """What the runtime that will run it hides."""
     cuts: PipelineCuts | None = None
     """Where it is in stages, how else it may be cut."""
 
-    def within(self, limit_bytes: int) -> LoweredResult | None:
-        """The same plan in other stages, of which none holds more than so many bytes; None where none are known."""
-        program = None if self.cuts is None else self.cuts.within(limit_bytes)
-        return None if program is None else LoweredResult(result=self.result, used=self.used, program=program)
+    def within(self, limits_bytes: Sequence[int]) -> LoweredResult | None:
+        """The same plan in other stages, of which none holds more than its limit; None where none are known."""
+        program = None if self.cuts is None else self.cuts.within(limits_bytes)
+        return None if program is None else replace(self, program=program, cuts=None)
 
     def sharing_transfers(self) -> Iterator[LoweredResult]:
         """The same plan, with transfers between its stages shared out over axes of the mesh in other ways."""
@@ -77,7 +82,7 @@ class LoweredResult:
         """The step with the latency of every collective, less what is hidden behind compute."""
         from tap_planner.simulate import predict
 
-        return predict(self.program, self.used)
+        return predict(self.program, self.used, overlap=self.overlap)
 
     @cached_property
     def price(self) -> Price:
@@ -102,21 +107,22 @@ class LoweredResult:
         return replace(self, result=result)
 
 
-def lower_result(result: SearchResult, cluster: Cluster) -> LoweredResult:
+def lower_result(result: SearchResult, cluster: Cluster, overlap: str = AS_LIBRARY) -> LoweredResult:
     """Write a search result out, in stages of about equal time where it is for a pipeline.
 
     Args:
         result: what the search found.
         cluster: all devices.
+        overlap: the option, see ``PlanOptions``.
     """
     from tap_planner.cluster import part_of
     from tap_planner.program import lower
 
-    used = part_of(cluster, result.mesh)
+    used, hidden = part_of(cluster, result.mesh), overlap_of(overlap, cluster.library)
     if result.pipeline is not None:
         cuts = PipelineCuts(result, used)
-        return LoweredResult(result=result, used=used, program=cuts.even(), cuts=cuts)
-    return LoweredResult(result=result, used=used, program=lower(result.folded.graph, result.decisions))
+        return LoweredResult(result=result, used=used, program=cuts.even(), overlap=hidden, cuts=cuts)
+    return LoweredResult(result=result, used=used, program=lower(result.folded.graph, result.decisions), overlap=hidden)
 
 
 def document_of(prepared: PreparedSearch, lowered: LoweredResult) -> PlanDocument:
@@ -223,6 +229,7 @@ def _predicted(lowered: LoweredResult, price: Price) -> Predicted:
         communication_ns=prediction.communication_ns,
         hidden_ns=prediction.hidden_ns,
         memory_bytes=_memory_by_kind(price, lowered.program.decisions.mode),
+        stage_memory_bytes=price.stage_bytes,
         tokens=new_tokens(lowered.program),
     )
 

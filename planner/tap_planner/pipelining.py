@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tap_planner.plan import Decisions
     from tap_planner.program import Program
     from tap_planner.search import SearchResult
+    from tap_planner.simulate import Durations
 
 __all__ = ["PipelineCuts", "sharing_transfers"]
 
@@ -49,7 +50,10 @@ class PipelineCuts:
         self._schedule = schedule = result.pipeline.at(whole.microbatches)
         trial = lower(*cut_decisions(self._graph, whole, _even(self._graph, schedule), schedule))
         self._times = _Times(self._graph, whole, trial, cluster, schedule)
-        self._reruns = Reruns(self._graph, whole, trial, self._times.durations, self._times.work_ns, schedule)
+        self._reruns = Reruns(
+            *(self._graph, whole, trial, self._times.durations, self._times.work_ns, schedule),
+            rooms=self._times.rooms_bytes,
+        )
         cuts = self._times.cuts(self._reruns.work_ns)
         assert cuts is not None
         for _ in range(PLACINGS):
@@ -62,12 +66,11 @@ class PipelineCuts:
         """In stages of about equal time."""
         return self._cut(self._cuts)
 
-    def within(self, limit_bytes: int) -> Program | None:
-        """In stages of which none holds more than so many bytes, as far as that can be told; None where there are
-        none.
+    def within(self, limits_bytes: Sequence[int]) -> Program | None:
+        """In stages of which none holds more than its limit, as far as that can be told; None where there are none.
 
         Args:
-            limit_bytes: what a device may hold.
+            limits_bytes: per stage, what a device may hold.
         """
         from tap_planner.cost import workspace_bytes
 
@@ -76,11 +79,11 @@ class PipelineCuts:
         taken = workspace_bytes(
             self._cluster, shape, self._graph, whole.precision, training=True, num_stages=num_stages
         )
-        room = int((limit_bytes - taken) * ROOM)
+        rooms = [int((limit - taken) * ROOM) for limit in limits_bytes]
         for _ in range(PLACINGS):
-            if reruns.fullest(cuts) <= room:
+            if all(held <= room for held, room in zip(reruns.held(cuts), rooms, strict=True)):
                 break
-            fitting = times.cuts(reruns.work_ns, reruns.fitting(cuts, room))
+            fitting = times.cuts(reruns.work_ns, reruns.fitting(cuts, rooms))
             if fitting is None:
                 return None
             cuts = fitting
@@ -156,19 +159,27 @@ class _Times:
     def __init__(
         self, graph: Graph, whole: Decisions, trial: Program, cluster: Cluster, schedule: PipelineSchedule
     ) -> None:
-        from tap_planner.cluster import PIPELINE
+        from tap_planner.cluster import PIPELINE, alike_stages
         from tap_planner.simulate import Durations
 
         self._graph, self._whole, self._parts = graph, whole, schedule.num_virtual_stages
-        self._of_stage = [len(schedule.chunks_of(schedule.rank_and_chunk(k)[0])) for k in range(self._parts)]
+        stages = [schedule.rank_and_chunk(part)[0] for part in range(self._parts)]
+        self._of_stage = [len(schedule.chunks_of(stage)) for stage in stages]
         """Per part, how many its stage has: each is to be the shorter for it."""
-        self.durations = Durations(trial, cluster)
+        alike = alike_stages(cluster, schedule.num_stages)
+        firsts = sorted(set(alike))
+        self._rows = [firsts.index(alike[stage]) for stage in stages]
+        """Per part, which times are those of its stage."""
+        timed = [Durations(trial, cluster, all_on=first if len(firsts) > 1 else None) for first in firsts]
+        self.durations = timed[0]
         """Of the trial's instructions."""
+        self.rooms_bytes = tuple(timed[firsts.index(first)].room_bytes[0] for first in alike)
+        """Per stage, the memory of one of its devices."""
         self._links, self._pipeline = self.durations.links, PIPELINE
-        self.work_ns = self._work(trial)
-        """Per operator, forward, recomputation and backward with their collectives."""
+        self.work_ns = np.array([self._work(trial, durations) for durations in timed], dtype=np.int64)
+        """[kinds of stages, operators] forward, recomputation and backward with their collectives."""
         crossing = self._crossing()
-        needed = _needed(crossing, np.asarray(self.work_ns), self._parts)
+        needed = _needed(crossing, self.work_ns.mean(axis=0), self._parts)
         self.allowed = [bool(size <= WIDE * needed) for size in crossing]
         """Per operator, whether little enough goes over before it."""
         self.border_ns = [
@@ -178,12 +189,12 @@ class _Times:
         """Per operator, what a cut before it sends, forward and back."""
 
     def cuts(
-        self, work_ns: Sequence[int], fits: Callable[[int, np.ndarray], np.ndarray] | None = None
+        self, work_ns: np.ndarray, fits: Callable[[int, np.ndarray], np.ndarray] | None = None
     ) -> tuple[int, ...] | None:
         """Where chunks begin (see ``schedule.balanced_cuts``)."""
-        return balanced_cuts(work_ns, self.border_ns, self._parts, self.allowed, fits, self._of_stage)
+        return balanced_cuts(work_ns, self.border_ns, self._rows, self.allowed, fits, self._of_stage)
 
-    def _work(self, trial: Program) -> list[int]:
+    def _work(self, trial: Program, durations: Durations) -> list[int]:
         from tap_planner.program import Compute, Redistribute
 
         place = {operator.id: index for index, operator in enumerate(self._graph.operators)}
@@ -192,12 +203,12 @@ class _Times:
             match instruction:
                 case Compute(operator=index):
                     name = trial.graph.operators[index].id
-                    ns = self.durations.compute_ns(instruction)
+                    ns = durations.compute_ns(instruction)
                 case Redistribute(redistribution=edge):
                     name, ns = trial.decisions.redistributions[edge].consumers[0], 0
                 case _:
                     continue
-            ns += sum(busy.ns for busy in self.durations.collectives(instruction))
+            ns += sum(busy.ns for busy in durations.collectives(instruction))
             if name in place:
                 found[place[name]] += ns
         return found

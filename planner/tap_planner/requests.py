@@ -13,7 +13,7 @@ from tap_planner.errors import UsageError
 from tap_planner.methods import check_method
 from tap_planner.model_graphs import ModelGraphs, Space
 from tap_planner.moments import check_moments, rounds_moments
-from tap_planner.plan import RECOMPUTES, Constraint, PlanOptions
+from tap_planner.plan import AS_LIBRARY, RECOMPUTES, Constraint, Overlap, PlanOptions
 from tap_planner.stages import axes_beside, check_pipeline, in_stages, numbers_of_stages
 from tap_planner.yaml_entries import near_miss
 
@@ -85,6 +85,7 @@ def read_model(path: Path, cluster: Cluster, options: PlanOptions) -> PreparedSe
     from tap_planner.cost import unknown_operators
     from tap_planner.graph import bind, load_model
 
+    _check_overlap(options, cluster)
     model = load_model(path)
     whole = bind(model, bind_options(options))
     for warning in whole.warnings:
@@ -142,7 +143,8 @@ def _requests(graphs: ModelGraphs, cluster: Cluster, options: PlanOptions) -> tu
         for alike in _by_stages(meshes):
             kept, conflict = space.keep_meshes(alike, options.microbatches)
             if kept and levels:
-                found.extend(in_stages(_request(space, cluster, options, kept, levels), options))
+                request = _request(space, cluster, options, kept, levels)
+                found.extend(in_stages(request, options, lambda part: limit_bytes(part, options)))
             elif conflict is not None:
                 conflicts.append(conflict)
     if found:
@@ -324,6 +326,24 @@ def _recomputes(options: PlanOptions, target: Target | None) -> tuple[str, ...]:
             hint="Leave --recompute to the search.",
         )
     return kept
+
+
+def _check_overlap(options: PlanOptions, cluster: Cluster) -> None:
+    """What is hidden must be something that the library and the method can hide."""
+    given = f"--overlap {options.overlap}"
+    if options.overlap not in (AS_LIBRARY, *(overlap.value for overlap in Overlap)):
+        known = ", ".join(overlap.value for overlap in Overlap)
+        raise UsageError(f"{given}: expected {AS_LIBRARY}, {known}", hint="Leave --overlap out.")
+    if cluster.library == "gloo" and options.overlap not in (AS_LIBRARY, Overlap.NONE.value):
+        raise UsageError(
+            f"{given}: the cluster's library is gloo, whose collectives need the cores that compute",
+            hint="Leave --overlap out, or name a cluster with nccl or rccl.",
+        )
+    if options.method != "sharding" and options.overlap != AS_LIBRARY:
+        raise UsageError(
+            f"{given} with --method {options.method}: whole operators send nothing but transfers",
+            hint="Leave --overlap out, or choose --method sharding.",
+        )
 
 
 def _check_objective(options: PlanOptions) -> None:

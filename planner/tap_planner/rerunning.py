@@ -33,8 +33,9 @@ class Reruns:
         whole: the plan for all stages together.
         trial: the same, cut somehow.
         durations: of the trial.
-        work_ns: per operator, what it takes.
+        work_ns: [kinds of stages, operators] what each operator takes.
         schedule: the order of the stages.
+        rooms: per stage, the memory of its devices; only the differences count.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class Reruns:
         whole: Decisions,
         trial: Program,
         durations: Durations,
-        work_ns: Sequence[int],
+        work_ns: np.ndarray,
         schedule: PipelineSchedule,
+        rooms: Sequence[int],
     ) -> None:
         self._whole = whole
         self._schedule = schedule
+        self._rooms = tuple(rooms)
         self._moments = fullest_moments(schedule)
         place = {given.id: index for index, given in enumerate(graph.operators)}
         self._firsts = [place[region.operators[0]] for region in whole.regions]
@@ -56,7 +59,7 @@ class Reruns:
         self._held, self._waiting, self._stored = _memory(whole, trial, durations)
         self._num_operators = len(graph.operators)
         ends = [*self._firsts[1:], self._num_operators]
-        self._work = [list(work_ns[first:end]) for first, end in zip(self._firsts, ends, strict=True)]
+        self._work = [work_ns[:, first:end] for first, end in zip(self._firsts, ends, strict=True)]
         self._templates = {
             (group, setting): next(number for number in numbers if self._settings[number] == setting)
             for group, numbers in enumerate(self._alike)
@@ -71,14 +74,14 @@ class Reruns:
         return replace(self._whole, regions=tuple(replace(region, recompute=setting) for region, setting in regions))
 
     @property
-    def work_ns(self) -> list[int]:
-        """Per operator, what it takes with what was placed last."""
-        return [ns for template in self._template_of(self._settings) for ns in self._work[template]]
+    def work_ns(self) -> np.ndarray:
+        """[kinds of stages, operators] what each takes with what was placed last."""
+        return np.concatenate([self._work[template] for template in self._template_of(self._settings)], axis=1)
 
     def place(self, cuts: Sequence[int]) -> bool:
         """Place the settings where the stages between cuts need them; returns whether anything has changed.
 
-        One after the other, what saves most first, each setting goes to the stage that holds most then.
+        One after the other, what saves most first, each setting goes to the stage that has the least room then.
 
         Args:
             cuts: first operator of every chunk.
@@ -97,23 +100,31 @@ class Reruns:
                 free.setdefault((group, int(chunk_of[number])), []).append(number)
         stages = self._stages(cuts, placed)
         for saved, group, setting in sorted(tokens, key=lambda token: (-token[0], token[1], token[2])):
-            chunk = max((c for g, c in free if g == group and free[g, c]), key=lambda c: (stages.full(c), -c))
+            chunk = max(
+                (c for g, c in free if g == group and free[g, c]), key=lambda c: (stages.full(c) - self._room(c), -c)
+            )
             placed[free[group, chunk].pop(0)] = setting
             stages.add(chunk, 0, -saved, 0)
         changed, self._settings = placed != self._settings, placed
         return changed
 
-    def fullest(self, cuts: Sequence[int]) -> int:
-        """About the bytes of the stage that holds most, without buffers."""
-        return max(map(self._stages(cuts, self._settings).full, range(len(cuts))))
+    def _room(self, chunk: int) -> int:
+        """Memory of the devices of a chunk's stage."""
+        return self._rooms[self._schedule.rank_and_chunk(chunk)[0]]
 
-    def fitting(self, cuts: Sequence[int], room: int) -> Callable[[int, np.ndarray], np.ndarray]:
-        """Between which places a chunk may lie so that its stage holds no more than ``room``, as far as that can be
+    def held(self, cuts: Sequence[int]) -> tuple[int, ...]:
+        """Per stage about the bytes that it holds when they are most, without buffers."""
+        stages = self._stages(cuts, self._settings)
+        of_stage = {self._schedule.rank_and_chunk(chunk)[0]: stages.full(chunk) for chunk in range(len(cuts))}
+        return tuple(of_stage[stage] for stage in range(self._schedule.num_stages))
+
+    def fitting(self, cuts: Sequence[int], rooms: Sequence[int]) -> Callable[[int, np.ndarray], np.ndarray]:
+        """Between which places a chunk may lie so that its stage holds no more than its room, as far as that can be
         told: with the other chunks of the stage as they are (see ``schedule.balanced_cuts``).
 
         Args:
             cuts: first operator of every chunk.
-            room: bytes.
+            rooms: bytes per stage.
         """
         templates = self._template_of(self._settings)
         rows = np.zeros((3, self._num_operators + 1), dtype=np.int64)  # stored, held, waiting
@@ -124,6 +135,7 @@ class Reruns:
 
         def fits(part: int, places: np.ndarray) -> np.ndarray:
             rank, local = self._schedule.rank_and_chunk(part)
+            room = rooms[rank]
             others = [
                 (chunk, place)
                 for chunk in range(len(cuts))

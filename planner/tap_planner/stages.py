@@ -3,7 +3,7 @@ at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,6 @@ def check_pipeline(options: PlanOptions, cluster: Cluster, meshes: Sequence[Mesh
         f"--objective {options.objective}": options.objective != "time",
         "--allow-idle": options.allow_idle,
         f"--target {options.target}": options.target is not None,
-        "unlike nodes": bool(cluster.node_groups),
     }
     named = f"--stages {options.stages}" if open_meshes else "pp in --mesh"
     for name, given in wrong.items():
@@ -173,21 +172,27 @@ def axes_beside(stages: int, options: PlanOptions) -> int:
     return options.max_axes if stages == 1 else min(options.max_axes, MAX_AXES)
 
 
-def in_stages(request: SearchRequest, options: PlanOptions) -> tuple[SearchRequest, ...]:
+def in_stages(
+    request: SearchRequest, options: PlanOptions, limit_bytes: Callable[[Cluster], int | None]
+) -> tuple[SearchRequest, ...]:
     """A request; with pipeline stages, one for each pipeline and microbatch count: of times and bytes of all stages
     together.
 
     Args:
         request: on meshes of one number of stages.
         options: what is asked for.
+        limit_bytes: the memory limit on the devices of a cluster.
 
     Raises:
         UsageError: no microbatch count suits the schedule that was asked for.
     """
+    from tap_planner.search import stage_rooms
+
     stages = request.meshes[0].num_stages
     if stages == 1:
         return (request,)
-    whole = None if request.limit_bytes is None else request.limit_bytes * stages
+    rooms = stage_rooms(request.cluster, stages, limit_bytes)
+    whole = None if rooms is None else sum(rooms)
     return tuple(
         replace(request, pipeline=pipeline, microbatches=count, limit_bytes=whole)
         for pipeline, counts in _pipelines(request, options, stages)

@@ -36,6 +36,8 @@ MAX_SEARCHED = 250_000
 others it is only known what they take at least."""
 MAX_CUT = 25_000
 """Operators of the plans of parts that are cut in stages and made to fit (8 of 175B)."""
+PROMISING = 0.98
+"""Twice as many, of plans that promise to take no more than this of the best one."""
 ROUGH = Fraction(1, 200)
 """How near its optimum the plan of a part is proven to be, unless it is the one that is taken."""
 MAX_ROUNDS = 6
@@ -53,9 +55,9 @@ UNLIKELY, INSIDE, OUTSIDE = 1 / 128, 1 / 64, 1 / 8
 doubling of the devices that one sample is split over, and by each beyond a node."""
 FAILED = 1.25
 """How many times as long as expected a step is taken to be where no plan that fits was found."""
-LEFT = {"zb-h1": 1 / 3, "zbv": 1 / 6}
-"""What zero-bubble schedules leave of the bubble of 1f1b where forward and both backwards take equally long
-(``schedule.bubble_ns``); no bound, but where to look first."""
+LEFT = {"1f1b": 1 / 3, "interleaved": 1, "zb-h1": 1 / 3, "zbv": 1 / 6}
+"""What schedules leave of the bubble of 1f1b with one chunk a stage where forward and both backwards take equally long
+(``schedule.bubble_ns``), beyond what is counted (``Pipeline.passes``); no bound, but where to look first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,13 @@ class _Found:
     part: int
     lowered: LoweredResult
     objective_ns: int
-    memory_bytes: int
+    fullness: Fraction
+    """The memory of the stage that is fullest over its limit; 0 without a limit."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether all stages are within their limits."""
+        return self.fullness <= 1
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -111,14 +119,14 @@ class _Found:
 
 class _Search:
     def __init__(self, prepared: PreparedSearch, lower: Lowering, search_plain: SearchPlain) -> None:
-        from tap_planner.requests import limit_bytes
         from tap_planner.search import split_ns
 
         self._prepared = prepared
         self._lower = lower
         self._search_plain = search_plain
         self._requests = prepared.requests
-        self._limit = limit_bytes(prepared.cluster, prepared.options)
+        self._rooms: dict[int, tuple[int, ...] | None] = {}
+        """By number of stages, the limit of each."""
         self._split = [0 if request.pipeline is None else split_ns(request) for request in prepared.requests]
         """By part, what all stages together take at least."""
         self._leaves: dict[int, tuple[Leaf, ...]] = {}
@@ -200,6 +208,7 @@ class _Search:
         pipeline, count = request.pipeline, request.microbatches
         assert pipeline is not None and count is not None
         left = LEFT.get(pipeline.schedule, 0) * (pipeline.num_stages - 1)
+        left /= pipeline.num_chunks if pipeline.schedule == "interleaved" else 1
         layers, parts = sum(run.count for run in request.folded(1).runs), pipeline.num_stages * pipeline.num_chunks
         uneven = -(-layers // parts) * parts / layers if layers >= pipeline.num_stages else 1.0
         known = self._losses.get(pipeline.num_stages, {})
@@ -238,11 +247,23 @@ class _Search:
 
     def _keep(self, number: int, lowered: LoweredResult) -> _Found:
         """Note a plan, if it fits."""
-        price = lowered.price
-        found = _Found(part=number, lowered=lowered, objective_ns=price.objective_ns, memory_bytes=price.memory_bytes)
-        if self._limit is None or found.memory_bytes <= self._limit:
+        price, rooms = lowered.price, self._rooms_of(self._requests[number].num_stages)
+        taken = price.stage_bytes or (price.memory_bytes,)
+        fullness = max(Fraction(*pair) for pair in zip(taken, rooms, strict=True)) if rooms else Fraction(0)
+        found = _Found(part=number, lowered=lowered, objective_ns=price.objective_ns, fullness=fullness)
+        if found.fits:
             self._found.append(found)
         return found
+
+    def _rooms_of(self, num_stages: int) -> tuple[int, ...] | None:
+        """The memory limit of each stage, if there is one."""
+        from tap_planner.requests import limit_bytes
+        from tap_planner.search import stage_rooms
+
+        if num_stages not in self._rooms:
+            cluster, options = self._prepared.cluster, self._prepared.options
+            self._rooms[num_stages] = stage_rooms(cluster, num_stages, lambda part: limit_bytes(part, options))
+        return self._rooms[num_stages]
 
     def _leave(self, number: int) -> None:
         """Nothing is known of a part but what it takes at least."""
@@ -264,11 +285,9 @@ class _Search:
             result = search(replace(request, gap=max(request.gap, ROUGH), ceiling_ns=self._ceiling_ns(number)))
         except NothingFasterError as failure:
             self._leaves[number] = failure.leaves
-            bound = min((leaf.solver_ns for leaf in failure.leaves if leaf.is_open), default=None)
-            if bound is None:
-                self._learn_failure(number)
-            else:
-                self._learn(number, bound)
+            ceiling = self._ceiling_ns(number)
+            assert ceiling is not None
+            self._learn(number, ceiling)
         except InfeasibleError as failure:
             self._failures.append(failure)
             self._leaves[number] = getattr(failure, "leaves", ())
@@ -287,8 +306,11 @@ class _Search:
         """Cut the plan of a part, and have it fit; unless it is no faster than what there is already, or enough was
         tried."""
         ceiling = self._ceiling_ns(number)
-        if self._found and (self._cut_off >= MAX_CUT or (ceiling is not None and result.objective_ns >= ceiling)):
-            return
+        if ceiling is not None:
+            promised = result.objective_ns * self._lost(self._requests[number])
+            most = 2 * MAX_CUT if promised < ceiling * PROMISING else MAX_CUT
+            if self._cut_off >= most or result.objective_ns >= ceiling:
+                return
         self._cut_off += self._num_operators
         request = self._requests[number]
         pipeline, losses = request.pipeline, self._losses.setdefault(request.num_stages, {})
@@ -311,22 +333,22 @@ class _Search:
         """
         from tap_planner.search import search
 
-        request, limit, result = self._requests[number], self._limit, first
+        request, result = self._requests[number], first
         found = self._keep(number, self._lower(self._prepared, result))
         other: _Found | None = None
         for _ in range(MAX_ROUNDS):
-            if limit is None or found.memory_bytes <= limit:
+            if found.fits:
                 break
             ceiling = self._ceiling_ns(number)
             if ceiling is not None and found.objective_ns * request.num_stages >= ceiling:
                 break
             if other is None:  # stages of unlike times may be better than a plan that holds less everywhere
-                other = self._otherwise(number, found, limit)
+                other = self._otherwise(number, found)
                 ceiling = self._ceiling_ns(number)
             lower = replace(
                 request,
                 meshes=(first.mesh,),
-                limit_bytes=int(result.memory_bytes * MARGIN * Fraction(limit, found.memory_bytes)),
+                limit_bytes=int(result.memory_bytes * MARGIN / found.fullness),
                 gap=max(request.gap, LOOSE),
                 ceiling_ns=ceiling,
             )
@@ -335,21 +357,22 @@ class _Search:
                 found = self._keep(number, self._lower(self._prepared, result))
             except (InfeasibleError, LimitReachedError):
                 break
-        fitting = [found] if limit is None or found.memory_bytes <= limit else []
+        fitting = [found] if found.fits else []
         fitting += [] if other is None else [other]
         if fitting:
             return min(fitting, key=lambda one: one.key)
         raise LimitReachedError(
-            f"the fullest stage of the best plan needs {found.memory_bytes} bytes, the limit is {limit}; no plan was "
-            "found whose stages all fit, and it is not proven that there is none",
+            f"the fullest stage of the best plan needs {found.lowered.price.memory_bytes} bytes, "
+            f"{float(found.fullness):.3g} times its limit; no plan was found whose stages all fit, and it is not "
+            "proven that there is none",
             hint="Choose more stages, another --mesh, more --microbatches, or --recompute full.",
         )
 
-    def _otherwise(self, number: int, found: _Found, limit: int) -> _Found | None:
+    def _otherwise(self, number: int, found: _Found) -> _Found | None:
         """A plan in stages of unlike times that fit, if there are any."""
-        lowered = found.lowered.within(limit)
+        lowered = found.lowered.within(self._rooms_of(self._requests[number].num_stages) or ())
         other = None if lowered is None else self._keep(number, lowered)
-        return None if other is None or other.memory_bytes > limit else other
+        return None if other is None or not other.fits else other
 
     # -- the answer --------------------------------------------------------------------------------------------
 
@@ -373,8 +396,7 @@ class _Search:
         """The best plan, with its transfers shared out between ranks if that is predicted to be worth it."""
         most = best.lowered.prediction.step_ns * WORTH
         others = [self._keep(best.part, lowered) for lowered in best.lowered.sharing_transfers()]
-        fitting = [one for one in others if self._limit is None or one.memory_bytes <= self._limit]
-        better = [one for one in fitting if one.lowered.prediction.step_ns < most]
+        better = [one for one in others if one.fits and one.lowered.prediction.step_ns < most]
         return min(better, key=lambda one: one.key, default=best)
 
     def _certified(self, best: _Found) -> LoweredResult:

@@ -358,6 +358,7 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     """The plan itself: of the space, legal, of the price that is claimed, and within the limit."""
     from tap_planner.cluster import mesh_places, part_of
     from tap_planner.program import lower_plan
+    from tap_planner.search import stage_rooms
     from tap_planner.simulate import price_program
 
     decisions = expand(document)
@@ -399,9 +400,13 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
         yield f"objective_ns: {document.certificate.objective_ns}, the lowered plan costs {price.objective_ns}"
     if price.memory_bytes != document.predicted.total_memory_bytes:
         yield f"memory_bytes: {document.predicted.total_memory_bytes}, the lowered plan needs {price.memory_bytes}"
-    limit = limit_bytes(used, prepared.options)
-    if limit is not None and price.memory_bytes > limit:
-        yield f"memory_bytes: the lowered plan needs {price.memory_bytes}, the limit is {limit}"
+    if document.predicted.stage_memory_bytes not in ((), price.stage_bytes):
+        yield f"stage_memory_bytes: {document.predicted.stage_memory_bytes}, the stages need {price.stage_bytes}"
+    rooms = stage_rooms(used, decisions.num_stages, lambda part: limit_bytes(part, prepared.options))
+    for stage, (taken, room) in enumerate(zip(price.stage_bytes or (price.memory_bytes,), rooms or (), strict=False)):
+        if taken > room:
+            of = f" on stage {stage}" if price.stage_bytes else ""
+            yield f"memory_bytes: the lowered plan needs {taken}{of}, the limit is {room}"
 
 
 def _parts_of(prepared: PreparedSearch, decisions: Decisions) -> tuple[SearchRequest, ...]:

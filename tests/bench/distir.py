@@ -25,6 +25,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from tap_planner.cluster import Cluster, load_cluster
+from tap_planner.plan import Overlap
 from tap_planner.simulate import simulate
 from tests.bench.instances import DATA, table, write_json
 from tests.bench.mlp import MEDIUM, SMALL, Degrees, Mlp, program_of
@@ -58,7 +59,7 @@ class Simulated:
 
 def run(mlp: Mlp, batch: int, degrees: Degrees, cluster: Cluster) -> Simulated:
     """Simulate one configuration. DistIR updates 16-bit weights in place: float32 copies of them do not count."""
-    timeline = simulate(program_of(mlp, batch, degrees), cluster, overlap=False)
+    timeline = simulate(program_of(mlp, batch, degrees), cluster, overlap=Overlap.NONE)
     peak = max(stage.memory.peak_bytes - stage.memory.optimizer_bytes for stage in timeline.stages)
     return Simulated(degrees=degrees, step_ns=timeline.step_ns, peak_bytes=peak)
 
@@ -225,7 +226,7 @@ def _predicted_ms(row: Row, bandwidth: int) -> float:
     cluster = replace(cluster, levels=(cluster.levels[0].at(bandwidth), *cluster.levels[1:]))
     program = program_of(mlp, int(row["batch_size"]), Degrees(data=world, tensor=1))
     program = replace(program, decisions=replace(program.decisions, precision="fp32"))
-    return simulate(program, cluster, overlap=False).step_ns / 1e6
+    return simulate(program, cluster, overlap=Overlap.NONE).step_ns / 1e6
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tap_planner.cluster import Cluster, load_cluster, parse_cluster
+from tap_planner.plan import Overlap
 from tests.bench.megatron_gpt import GptShape, Kernels
 
 MEASUREMENTS = Path(__file__).parents[1] / "data" / "measurements"
@@ -71,8 +72,8 @@ class MeasuredStep:
     sequence_parallel: bool = False
     scatter: bool = True
     """Whether tensor-parallel ranks, which hold the same activation, each send a part of it to the next stage."""
-    overlap: bool = False
-    """Whether gradients are reduced (and parameters gathered) behind the computation."""
+    overlap: Overlap = Overlap.NONE
+    """What the library hides behind computation."""
     measured_ns: int
 
     @property
@@ -155,10 +156,12 @@ def read_throughput(folder: Path) -> tuple[MeasuredStep, ...]:
     """Megatron-LM's published steps: rows that name sizes, degrees and a time (or TFLOP/s).
 
     What the table leaves out: pipelines without a micro-batch ran one sample at a time; without a pipeline the whole
-    batch of a rank ran at once, or as many of its samples as fit. Megatron-Core 0.8 has fused attention and overlaps
-    data-parallel and tensor-parallel communication, which needs sequence parallelism (its README); that it recomputes
-    nothing is assumed. The others overlap nothing. Tensor-parallel ranks share out what they send to other stages
-    (SC'21, section 4.1), but in Alpa's row.
+    batch of a rank ran at once, or as many of its samples as fit. Megatron-Core 0.8 has fused attention and hides
+    data-parallel, tensor-parallel and pipeline communication (its README: ``--overlap-grad-reduce
+    --overlap-param-gather --tp-comm-overlap``). That takes the distributed optimizer (ZeRO 1), sequence parallelism,
+    and interleaved parts, of one layer each; as many samples at a time as fit, of those that this schedule can run; and
+    that nothing is recomputed: these are assumed. The others overlap nothing. Tensor-parallel ranks share out what they
+    send to other stages (SC'21, section 4.1), but in Alpa's row.
 
     Args:
         folder: holds the table.
@@ -192,15 +195,16 @@ def _throughput_step(row: Mapping[str, str]) -> MeasuredStep:
         tp=int(row["tp"]),
         dp=dp,
         pp=pp,
-        chunks=int(row["vpp_chunks"] or 1),
-        micro_batch=int(row["micro_batch"] or (1 if pp > 1 else batch // dp)),
-        is_micro_batch_assumed=not row["micro_batch"] and pp == 1,
+        chunks=int(row["vpp_chunks"] or (shape.layers // pp if core and pp > 1 else 1)),
+        micro_batch=int(row["micro_batch"] or (batch // dp // pp if core or pp == 1 else 1)),
+        is_micro_batch_assumed=not row["micro_batch"] and (core or pp == 1),
         global_batch=batch,
         precision="bf16" if core else "fp16",
+        zero=1 if core else 0,
         recompute=recompute,
         sequence_parallel=core or row["seq_parallel"] == "yes",
         scatter="Alpa" not in row["study"],
-        overlap=core,
+        overlap=Overlap.ALL if core else Overlap.NONE,
         measured_ns=measured_ns,
     )
 
@@ -238,7 +242,7 @@ def _fsdp_step(row: Mapping[str, str]) -> MeasuredStep:
         precision="bf16",
         zero=_ZERO_LEVELS[row["sharding"]],
         recompute=Recompute.FULL if row["act_ckpt"] == "True" else Recompute.NONE,
-        overlap=True,
+        overlap=Overlap.DATA,
         measured_ns=round(1e9 * batch * seq / float(row["tokens_per_s"])),
     )
 

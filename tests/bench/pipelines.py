@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tap_planner import api
 from tap_planner.errors import InfeasibleError, LimitReachedError, UsageError
-from tap_planner.plan import PlanDocument, PlanOptions, PlanRequest
+from tap_planner.plan import Overlap, PlanDocument, PlanOptions, PlanRequest
 from tests.bench.instances import markdown, table, write_json
 from tests.bench.measured_steps import MeasuredStep, Recompute
 from tests.bench.megatron_gpt import GptShape, write_gpt
@@ -44,7 +44,7 @@ _EXPERTS = MeasuredStep(
     precision="fp16",
     recompute=Recompute.SELECTIVE,
     sequence_parallel=True,
-    overlap=True,
+    overlap=Overlap.DATA,
     measured_ns=0,
 )
 

@@ -80,7 +80,7 @@ def test_all_options(api: FakeApi) -> None:
         "-q --batch 8 --dim seq=16 --dim n=2 --shape x=4,8 --value k=-3 --value flag=true --batch-dim n "
         "--optimizer sgd --precision fp32 --loss sum --loss-output y --freeze emb* --train scale --mesh dp=2,tp=2 "
         "--max-axes 3 --allow-idle --gap 0.25% --zero 2 --microbatches 4 --recompute full --max-memory 1.5GiB "
-        "--optimizer-states auto --objective memory --constraint batch!=tp --constraint MatMul:tp=n"
+        "--optimizer-states auto --overlap all --objective memory --constraint batch!=tp --constraint MatMul:tp=n"
     )
     assert _run(*arguments.split()) == 0
     (request,) = api.requests
@@ -94,6 +94,7 @@ def test_all_options(api: FakeApi) -> None:
         loss="sum",
         loss_output="y",
         objective="memory",
+        overlap="all",
         zero=2,
         microbatches=4,
         recompute="full",
@@ -138,6 +139,7 @@ def test_environment(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--mode", "infer", "--loss", "sum"], "--loss is for training"),
         (["-o", "absent/plan.json"], "the folder absent does not exist"),
         (["--optimizer-states", "fp8"], "'fp8' is not one of 'fp32', 'bf16', 'auto'"),
+        (["--overlap", "tensor"], "'tensor' is not one of 'auto', 'none', 'data', 'all'"),
         (["--batch", "x"], "Invalid value for '--batch'"),
     ],
 )
@@ -281,7 +283,7 @@ def test_options_are_frozen() -> None:
         *("--loss-output", "--max-axes", "--max-memory", "--mesh", "--microbatches", "--mode", "--optimizer"),
         *("--optimizer-states", "--processes", "--schedule", "--chunks", "--stages"),
         *("--grid", "--sweep", "--format", "--top", "--resume"),
-        *("--method", "--order", "--place"),
+        *("--method", "--order", "--overlap", "--place"),
         *("--output", "--precision", "--quiet", "--recompute", "--report", "--shape", "--train", "--value"),
         *("--verbose", "--version", "--zero", "-o", "-q", "-v"),
     }

@@ -33,9 +33,9 @@ def test_no_cuts_are_better(seed: int) -> None:
     options = [(0, *chosen) for chosen in itertools.combinations(places, count - 1)]
     if not options:
         with pytest.raises(UsageError, match=f"{count} pipeline stages"):
-            balanced_cuts(work, border, count, allowed)
+            balanced_cuts(np.array([work]), border, [0] * count, allowed)
         return
-    found = balanced_cuts(work, border, count, allowed)
+    found = balanced_cuts(np.array([work]), border, [0] * count, allowed)
     assert found is not None and found in options
     best = min((max(parts(work, border, cuts)), sum(border[c] for c in cuts[1:])) for cuts in options)
     assert (max(parts(work, border, found)), sum(border[c] for c in found[1:])) == best
@@ -58,7 +58,7 @@ def test_no_cuts_are_better_where_parts_count_several_times(seed: int) -> None:
         for cuts in ((0, *chosen) for chosen in itertools.combinations(range(1, size), count - 1))
         if all(b - a <= most for a, b in itertools.pairwise((*cuts, size)))
     ]
-    found = balanced_cuts(work, border, count, None, fits if most < size else None, times)
+    found = balanced_cuts(np.array([work]), border, [0] * count, None, fits if most < size else None, times)
 
     def key(cuts: tuple[int, ...]) -> tuple[int, int]:
         longest = max(k * part for k, part in zip(times, parts(work, border, cuts), strict=True))
@@ -92,7 +92,7 @@ def test_no_cuts_that_fit_are_better(seed: int) -> None:
     ]
     if size < count:
         return
-    found = balanced_cuts(work, border, count, None, fits)
+    found = balanced_cuts(np.array([work]), border, [0] * count, None, fits)
     if not options:
         assert found is None
         return
@@ -101,6 +101,26 @@ def test_no_cuts_that_fit_are_better(seed: int) -> None:
     assert (max(parts(work, border, found)), sum(border[c] for c in found[1:])) == best
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_no_cuts_are_better_where_operators_take_unlike_times(seed: int) -> None:
+    """The same where each part has times of its own, and counts several times."""
+    draw = random.Random(seed)
+    size, count, kinds = draw.randint(4, 9), draw.randint(1, 4), draw.randint(1, 3)
+    work = [[draw.randint(0, 9) for _ in range(size)] for _ in range(kinds)]
+    border = [draw.randint(0, 4) for _ in range(size)]
+    rows = [draw.randrange(kinds) for _ in range(count)]
+    times = [draw.randint(1, 3) for _ in range(count)]
+    options = [(0, *chosen) for chosen in itertools.combinations(range(1, size), count - 1)]
+    found = balanced_cuts(np.array(work), border, rows, None, None, times)
+
+    def key(cuts: tuple[int, ...]) -> tuple[int, int]:
+        lengths = [parts(work[row], border, cuts)[part] for part, row in enumerate(rows)]
+        return max(k * length for k, length in zip(times, lengths, strict=True)), sum(border[c] for c in cuts[1:])
+
+    assert found in options
+    assert key(found) == min(map(key, options))
+
+
 def test_equal_layers() -> None:
     """Layers of equal work are dealt out evenly."""
-    assert balanced_cuts([10, 30] * 8, [1, 2] * 8, 4) == (0, 4, 8, 12)
+    assert balanced_cuts(np.array([[10, 30] * 8]), [1, 2] * 8, [0] * 4) == (0, 4, 8, 12)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 from unittest import mock
 
 from tap_planner.cluster import Cluster
 from tap_planner.cost import CollectiveModel
 from tap_planner.graph import Graph
 from tap_planner.plan import Decisions
+from tap_planner.program import Program
 from tap_planner.search import Assignment, Configuration, Model
 from tap_planner.simulate import Price, price_program
 from tests.search.building import cluster_of, decisions_of, make_model, program_of, storable_states
+
+Priced = TypeVar("Priced")
+"""What a program costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +72,31 @@ def enumerate_all(model: Model, configuration: Configuration) -> BruteForce:
 
 def all_prices(model: Model, configuration: Configuration) -> tuple[Price, ...]:
     """The prices of all assignments."""
+    return priced_all(model, configuration, lambda program, cluster: _price(program, cluster, model))
+
+
+def _price(program: Program, cluster: Cluster, model: Model) -> Price:
+    return price_program(program, cluster, model.space.price_list)
+
+
+def priced_all(
+    model: Model, configuration: Configuration, price: Callable[[Program, Cluster], Priced]
+) -> tuple[Priced, ...]:
+    """What the programs of all assignments cost, by a measure of one's own."""
     cluster = cluster_of(model.space.mesh_shape)
     collectives = CollectiveModel(cluster, model.space.mesh)
     # made once: it is slow
     with mock.patch("tap_planner.cost.prices.CollectiveModel", return_value=collectives):
-        return tuple(_prices(model, configuration, cluster))
+        return tuple(price(program, cluster) for program in _programs(model, configuration))
 
 
-def _prices(model: Model, configuration: Configuration, cluster: Cluster) -> Iterator[Price]:
+def _programs(model: Model, configuration: Configuration) -> Iterator[Program]:
     stored = storable_states(model)
     domains = [range(model.domain(v)) for v in range(model.num_operators)]
     for operators in itertools.product(*domains):
         for states in itertools.product(*stored.values()):
             assignment = Assignment(operators=operators, parameters=dict(zip(stored, states, strict=True)))
-            yield price_program(program_of(model, configuration, assignment), cluster, model.space.price_list)
+            yield program_of(model, configuration, assignment)
 
 
 class TooManyError(Exception):

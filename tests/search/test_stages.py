@@ -8,12 +8,14 @@ from fractions import Fraction
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tap_planner.cluster import Cluster
 from tap_planner.graph import Graph
+from tap_planner.program import Compute, Phase, Program, Redistribute
 from tap_planner.search import CostedModel, Pipeline, Recompute, Weights, fold_assignment
 from tap_planner.search.limited import LimitedSearch
 from tap_planner.search.pricing import price_choices
-from tap_planner.simulate import Price, price_program
-from tests.search.brute_force import all_prices, enumerable_model
+from tap_planner.simulate import Durations, price_program
+from tests.search.brute_force import enumerable_model, priced_all
 from tests.search.building import (
     cluster_of,
     configuration_of,
@@ -30,12 +32,27 @@ STAGES = st.sampled_from([(2, 1), (2, 3), (4, 2), (4, 8)])
 """(Stages, microbatches)."""
 
 
-def staged(price: Price, num_stages: int, microbatches: int, buffers: int) -> tuple[int, int]:
-    """What a plan costs with stages, by what it costs without: (ns, bytes) of all stages together. Every device has the
-    buffers of one communicator more, or two where it had the one of a single axis."""
-    each, rest = divmod(price.compute_ns + price.communication_ns, microbatches)
-    assert rest == 0
-    ns = each * (microbatches + num_stages - 1) + price.gradient_ns + price.optimizer_ns
+def staged(program: Program, cluster: Cluster, num_stages: int, microbatches: int) -> tuple[int, int]:
+    """What a plan costs with stages, by its program without: (ns, bytes) of all stages together.
+
+    Forwards, and what goes between operators, count once for each microbatch; backwards, and what runs again for them,
+    with the bubble. Every device has the buffers of one communicator more, of two where it had that of a single axis.
+    """
+    price, durations = price_program(program, cluster), Durations(program, cluster)
+    ns = price.gradient_ns + price.optimizer_ns
+    for instruction in program.microbatch:
+        once = sum(busy.ns for busy in durations.collectives(instruction))
+        match instruction:
+            case Compute(phase=phase):
+                later = phase is not Phase.FORWARD
+                passes = microbatches + num_stages - 1 if later else max(microbatches, num_stages)
+                ns += passes * (durations.compute_ns(instruction) + once)
+            case Redistribute():
+                ns += max(microbatches, num_stages) * once
+            case _:
+                pass
+    axes = sum(size > 1 for size in program.decisions.mesh_shape)
+    buffers = (2 if axes == 1 else 1) * cluster.collective_buffers_bytes
     activations = price.activation_bytes * (min(num_stages, microbatches) - 1)
     workspace = num_stages * (price.workspace_bytes + buffers) - price.workspace_bytes
     return ns, price.memory_bytes + activations + workspace
@@ -51,9 +68,8 @@ def test_prices(graph: Graph, stages: tuple[int, int], seed: int) -> None:
     costed = CostedModel(model, replace(alone, pipeline=Pipeline(num_stages=count, schedule="1f1b")))
     for assignment in random_assignments(model, seed, 4, per_class=False):
         found = price_choices(costed, fold_assignment(model, assignment))
-        price = price_program(program_of(model, alone, assignment), cluster_of((2, 2)))
-        buffers = cluster_of((2, 2)).collective_buffers_bytes
-        assert (found.ns, found.num_bytes) == staged(price, count, microbatches, buffers)
+        program = program_of(model, alone, assignment)
+        assert (found.ns, found.num_bytes) == staged(program, cluster_of((2, 2)), count, microbatches)
 
 
 @given(small_graphs(3), STAGES, st.floats(0, 1))
@@ -65,8 +81,7 @@ def test_optimum(graph: Graph, stages: tuple[int, int], share: float) -> None:
     assert model is not None
     alone = configuration_of(microbatches=microbatches)
     configuration = replace(alone, pipeline=Pipeline(num_stages=count, schedule="1f1b"))
-    buffers = 2 * cluster_of((2,)).collective_buffers_bytes
-    truth = [staged(price, count, microbatches, buffers) for price in all_prices(model, alone)]
+    truth = priced_all(model, alone, lambda program, cluster: staged(program, cluster, count, microbatches))
     least, fastest = min(num_bytes for _, num_bytes in truth), min(truth)
     found = solver_of(model, configuration).optimum(Weights(1, 0))
     assert (found.ns, found.bound) == (fastest[0], SCALE * fastest[0])

@@ -229,7 +229,7 @@ def test_channels_carry_one_transfer_at_a_time(name: str, training: bool, seed: 
     timeline = simulate(program, cluster, devices=found.devices)
     bounds = lower_bounds(program, cluster, devices=found.devices)
     spans: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
-    for out, _, start in timeline.stages[0].record.played.transfers:
+    for out, _, start, _ in timeline.stages[0].record.played.transfers:
         ends = [found.devices[stage] for stage in out.route.stages]
         nodes = [cluster.places()[end][0] for end in ends]
         ways = [("device", ends), *([("node", nodes)] if nodes[0] != nodes[1] else [])]

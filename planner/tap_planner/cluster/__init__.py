@@ -17,6 +17,7 @@ from tap_planner.cluster.meshes import (
     PIPELINE,
     Mesh,
     MeshAxis,
+    alike_stages,
     axis_levels,
     enumerate_meshes,
     idle_boxes,
@@ -24,6 +25,7 @@ from tap_planner.cluster.meshes import (
     mesh_places,
     parse_mesh,
     part_of,
+    stage_kinds,
 )
 from tap_planner.cluster.paces import NETWORK, USUAL_COLLECTIVE_LAUNCH_NS, kind_of_link, usual_paces, with_usual_paces
 from tap_planner.cluster.reserves import USUAL_COLLECTIVE_BUFFERS_BYTES, usual_reserve
@@ -60,6 +62,7 @@ __all__ = [
     "MeshAxis",
     "NodeGroup",
     "Pace",
+    "alike_stages",
     "axis_levels",
     "calibrated",
     "calibration_text",
@@ -84,6 +87,7 @@ __all__ = [
     "part_of",
     "restricted",
     "slowest_device",
+    "stage_kinds",
     "unused_boxes",
     "usual_paces",
     "usual_reserve",

@@ -51,7 +51,7 @@ def _lint_groups(cluster: Cluster) -> list[str]:
             findings.append(
                 f"node groups: {dtype} matrix products run {alone / (pace * cluster.num_devices):.2g} x faster on "
                 f"{names} alone than in equal parts on all {cluster.num_devices} devices; leave the slower nodes out "
-                "(--allow-idle)?"
+                "(--allow-idle), or plan pipeline stages, each at its own pace (--stages auto)?"
             )
             break
     return findings

@@ -229,6 +229,27 @@ def part_of(cluster: Cluster, mesh: Mesh) -> Cluster:
     return restricted(cluster, mesh.devices)
 
 
+def stage_kinds(cluster: Cluster, num_stages: int) -> tuple[tuple[int, ...], ...]:
+    """Per stage of a pipeline over all devices the kinds of its devices, index into ``Cluster.devices``.
+
+    Stages lie one after the other: the first ranks are the first stage, in the order of the node groups.
+    """
+    kinds = cluster.kind_of_ranks().reshape(num_stages, -1)
+    return tuple(tuple(sorted({int(kind) for kind in of_stage})) for of_stage in kinds)
+
+
+def alike_stages(cluster: Cluster, num_stages: int) -> tuple[int, ...]:
+    """Per stage of a pipeline over all devices the first stage that is like it: with the same kinds of devices, at the
+    same places of their nodes. On equal nodes all count as alike."""
+    if not cluster.node_groups:
+        return (0,) * num_stages
+    nodes, kinds = cluster.node_of_ranks(), cluster.kind_of_ranks()
+    in_node = np.arange(len(nodes)) - np.searchsorted(nodes, nodes)
+    known: dict[tuple[int, ...], int] = {}
+    rows = np.concatenate([a.reshape(num_stages, -1) for a in (kinds, in_node)], axis=1).tolist()
+    return tuple(known.setdefault(tuple(row), stage) for stage, row in enumerate(rows))
+
+
 def mesh_places(cluster: Cluster, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """Where each rank of a mesh lies in the whole cluster, outermost level first."""
     places = cluster.places()

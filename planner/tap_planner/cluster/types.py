@@ -246,6 +246,11 @@ class Cluster:
         sizes = self.node_sizes()
         return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
 
+    def kind_of_ranks(self) -> np.ndarray:
+        """[devices] kind of device of each rank, index into ``devices``."""
+        counts = [group.num_devices for group in self.node_groups] or [self.num_devices]
+        return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+
     def places(self) -> tuple[tuple[int, ...], ...]:
         """Where each rank lies: index per level, outermost first, as (node, device)."""
         if self.node_groups:

@@ -26,6 +26,7 @@ from tap_planner.cost.prices import CollectivePrices, FlatModel, PriceList, Pric
 from tap_planner.cost.products import padded_points
 from tap_planner.cost.reductions import ReductionCall, reduction_calls, shard_elements
 from tap_planner.cost.rounding import to_ns
+from tap_planner.cost.stage_shares import StageCompute, StageShare, stage_prices
 from tap_planner.cost.unknown import UnknownOperators, unknown_operators
 
 __all__ = [
@@ -45,6 +46,8 @@ __all__ = [
     "PriceList",
     "Prices",
     "ReductionCall",
+    "StageCompute",
+    "StageShare",
     "UnknownOperators",
     "VolumeModel",
     "Work",
@@ -65,6 +68,7 @@ __all__ = [
     "prices_of",
     "reduction_calls",
     "shard_elements",
+    "stage_prices",
     "to_ns",
     "unknown_operators",
     "unsharded_bytes",

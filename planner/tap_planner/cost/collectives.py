@@ -107,8 +107,8 @@ class CollectiveModel:
     def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
         self.cluster = part_of(cluster, mesh)
         self.mesh = mesh
-        self._shapes: dict[tuple[int, ...], tuple[GroupShape, ...]] = {}
-        self._choices: dict[tuple[str, tuple[int, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
+        self._shapes: dict[tuple[tuple[int, ...], int | None], tuple[GroupShape, ...]] = {}
+        self._choices: dict[tuple[str, tuple[int, ...], int | None], tuple[tuple[AlgorithmCost, ...], ...]] = {}
         self._among: dict[tuple[str, tuple[int, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
         self._of_shapes: dict[tuple[str, tuple[GroupShape, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
 
@@ -118,15 +118,16 @@ class CollectiveModel:
         model.cluster, model._choices, model._among, model._of_shapes = cluster, {}, {}, {}
         return model
 
-    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
+    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int, stage: int | None = None) -> CollectiveCost:
         """Cost of the cheapest algorithm that the library has (ties: the first of ``choices``), for the slowest group.
 
         Args:
             kind: one of ``COLLECTIVE_KINDS``.
             axes: indices of the mesh axes that make up the group.
             num_bytes: logical payload.
+            stage: only the groups of this pipeline stage count, while those of all stages communicate; None: all.
         """
-        return self._cost(self._choices.get((kind, axes)) or self.choices(kind, axes), num_bytes)
+        return self._cost(self._choices.get((kind, axes, stage)) or self.choices(kind, axes, stage), num_bytes)
 
     def among(self, kind: str, stages: tuple[int, ...], num_bytes: int) -> CollectiveCost:
         """``cost`` between some pipeline stages: every rank of them with those at the same coordinates, all at once.
@@ -163,28 +164,30 @@ class CollectiveModel:
         """``cost(...).ns`` for each element of an int64 array, as an int64 array of the same shape."""
         return self._slowest(self.choices(kind, axes), num_bytes)
 
-    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> int:
-        """The cost without latency: additive over the parts of a bucket, up to rounding."""
-        return ceil_ns(num_bytes * self._rate(kind, axes)) if num_bytes > 0 else 0
+    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int, stage: int | None = None) -> int:
+        """The cost without latency: additive over the parts of a bucket, up to rounding. Arguments as ``cost``."""
+        return ceil_ns(num_bytes * self._rate(kind, axes, stage)) if num_bytes > 0 else 0
 
     def rates_ns(self, kind: str, axes: tuple[int, ...], num_bytes: np.ndarray) -> np.ndarray:
         """``rate_ns`` for each element of an int64 array, as an int64 array of the same shape."""
         best = AlgorithmCost(name="rate", alpha_ns=0.0, ns_per_byte=self._rate(kind, axes))
         return self._slowest(((best,),), num_bytes)
 
-    def _rate(self, kind: str, axes: tuple[int, ...]) -> float:
+    def _rate(self, kind: str, axes: tuple[int, ...], stage: int | None = None) -> float:
         """Nanoseconds per byte of the slowest group by its fastest algorithm."""
-        choices = self._choices.get((kind, axes)) or self.choices(kind, axes)
+        choices = self._choices.get((kind, axes, stage)) or self.choices(kind, axes, stage)
         return max(min((a.ns_per_byte for a in algorithms), default=0.0) for algorithms in choices)
 
-    def choices(self, kind: str, axes: tuple[int, ...]) -> tuple[tuple[AlgorithmCost, ...], ...]:
+    def choices(
+        self, kind: str, axes: tuple[int, ...], stage: int | None = None
+    ) -> tuple[tuple[AlgorithmCost, ...], ...]:
         """Per kind of group the algorithms that the library has for the collective; none for groups of one rank.
 
         Groups differ in kind on unlike nodes only. All of them communicate at once: the slowest counts.
         """
-        key = (kind, axes)
+        key = (kind, axes, stage)
         if key not in self._choices:
-            self._choices[key] = self._algorithms(kind, self.shapes(axes))
+            self._choices[key] = self._algorithms(kind, self.shapes(axes, stage))
         return self._choices[key]
 
     def _algorithms(self, kind: str, shapes: Sequence[GroupShape]) -> tuple[tuple[AlgorithmCost, ...], ...]:
@@ -203,11 +206,11 @@ class CollectiveModel:
         (algorithms,) = self.choices(kind, axes)
         return algorithms
 
-    def shapes(self, axes: Sequence[int]) -> tuple[GroupShape, ...]:
+    def shapes(self, axes: Sequence[int], stage: int | None = None) -> tuple[GroupShape, ...]:
         """How the groups of ``axes`` lie on the topology, one shape per kind of group."""
-        key = tuple(sorted(set(axes)))
+        key = (tuple(sorted(set(axes))), stage)
         if key not in self._shapes:
-            self._shapes[key] = group_shapes(self.cluster, self.mesh, key)
+            self._shapes[key] = group_shapes(self.cluster, self.mesh, *key)
         return self._shapes[key]
 
     @classmethod

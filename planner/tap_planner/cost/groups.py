@@ -59,14 +59,21 @@ class GroupShape:
         return tuple(tuple(share for share in self.shares if share.group == group) for group in groups)
 
 
-def group_shapes(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> tuple[GroupShape, ...]:
+def group_shapes(cluster: Cluster, mesh: Mesh, axes: Sequence[int], stage: int | None = None) -> tuple[GroupShape, ...]:
     """How the groups of ``axes`` lie on the topology, one shape per kind of group.
 
     On equal nodes one shape stands for all groups; on unlike nodes groups differ by the nodes that they touch.
+
+    Args:
+        cluster: the topology.
+        mesh: on all of its devices.
+        axes: of the mesh.
+        stage: only the groups of this pipeline stage, while those of all stages communicate; None: all of them.
     """
     if not cluster.node_groups:
         return (group_shape(cluster, mesh, axes),)
-    return _unlike_shapes(cluster, mesh.groups(axes))
+    groups = mesh.groups(axes)
+    return _unlike_shapes(cluster, groups, None if stage is None else groups[:, 0] // mesh.stage_devices == stage)
 
 
 def stage_shapes(cluster: Cluster, mesh: Mesh, stages: tuple[int, ...]) -> tuple[GroupShape, ...]:
@@ -167,10 +174,15 @@ def _pairs_leaving(child: np.ndarray, num_ranks: int) -> int:
     return int(np.bincount(child_of_run, weights=inside * (num_ranks - inside)).max())
 
 
-def _unlike_shapes(cluster: Cluster, groups: np.ndarray) -> tuple[GroupShape, ...]:
+def _unlike_shapes(cluster: Cluster, groups: np.ndarray, chosen: np.ndarray | None = None) -> tuple[GroupShape, ...]:
     """The kinds of groups ([num_groups, num_ranks] ranks, ascending) on unlike nodes.
 
     A run is what one group has on one node. Links of a node are shared by all groups that leave it.
+
+    Args:
+        cluster: the topology.
+        groups: all that communicate.
+        chosen: [num_groups] which of them are asked about; None: all.
     """
     num_groups, num_ranks = groups.shape
     if num_ranks == 1:
@@ -206,7 +218,7 @@ def _unlike_shapes(cluster: Cluster, groups: np.ndarray) -> tuple[GroupShape, ..
         ],
         axis=1,
     ).reshape(num_groups, -1)
-    kinds = np.unique(columns, axis=0).reshape(-1, len(cluster.node_groups), 7)
+    kinds = np.unique(columns if chosen is None else columns[chosen], axis=0).reshape(-1, len(cluster.node_groups), 7)
     return tuple(_unlike_shape(num_ranks, kind.tolist()) for kind in kinds)
 
 

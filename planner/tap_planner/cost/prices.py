@@ -38,11 +38,11 @@ class PriceList(enum.Enum):
 class CollectivePrices(Protocol):
     """What collectives over axes of a mesh cost; ``num_bytes`` is the logical payload (see ``CollectiveModel``)."""
 
-    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
-        """Cost of one call."""
+    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int, stage: int | None = None) -> CollectiveCost:
+        """Cost of one call; of a pipeline stage, or of the slowest group of all stages."""
         ...
 
-    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> int:
+    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int, stage: int | None = None) -> int:
         """Cost of what is part of a larger call."""
         ...
 
@@ -101,18 +101,19 @@ class VolumeModel:
     def __init__(self, mesh_shape: Sequence[int]) -> None:
         self._mesh_shape = tuple(mesh_shape)
 
-    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
+    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int, stage: int | None = None) -> CollectiveCost:
         """``ns`` of the cost is the number of bytes sent.
 
         Args:
             kind: one of ``COLLECTIVE_KINDS``.
             axes: indices of the mesh axes that make up the group.
             num_bytes: logical payload.
+            stage: makes no difference.
         """
         sent = self.rate_ns(kind, axes, num_bytes)
         return CollectiveCost(ns=sent, algorithm="volume" if sent else "none")
 
-    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> int:
+    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int, stage: int | None = None) -> int:
         """The bytes sent: there is no latency to leave out."""
         return sent_bytes(kind, math.prod(self._mesh_shape[axis] for axis in axes), num_bytes)
 
@@ -136,17 +137,18 @@ class FlatModel:
         self._volume = VolumeModel(mesh_shape)
         self._bandwidth = _share_of_device(cluster)
 
-    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> CollectiveCost:
+    def cost(self, kind: str, axes: tuple[int, ...], num_bytes: int, stage: int | None = None) -> CollectiveCost:
         """Cost of one call.
 
         Args:
             kind: one of ``COLLECTIVE_KINDS``.
             axes: indices of the mesh axes that make up the group.
             num_bytes: logical payload.
+            stage: makes no difference.
         """
         return self._timed(self.rate_ns(kind, axes, num_bytes))
 
-    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int) -> int:
+    def rate_ns(self, kind: str, axes: tuple[int, ...], num_bytes: int, stage: int | None = None) -> int:
         """The same: there is no latency to leave out."""
         return self._ns(self._volume.rate_ns(kind, axes, num_bytes))
 

@@ -17,7 +17,7 @@ from tap_planner.plan.decisions import (
     RedistributionDecision,
     Region,
 )
-from tap_planner.plan.devices import DeviceKind, device_kinds, idle_devices
+from tap_planner.plan.devices import DeviceKind, device_kinds, idle_devices, kinds_of_stages
 from tap_planner.plan.diff import (
     ChangeKind,
     CollectiveChange,
@@ -78,6 +78,7 @@ from tap_planner.plan.options import (
     PlanRequest,
 )
 from tap_planner.plan.ordering import canonical_decisions
+from tap_planner.plan.overlap import AS_LIBRARY, Overlap, overlap_of
 from tap_planner.plan.pipelines import stage_starts
 from tap_planner.plan.place_rules import TOGETHER, PlaceRule, parse_place_rule
 from tap_planner.plan.placement import DeviceLoad, OrderOutcome, PlacementSection
@@ -87,6 +88,7 @@ from tap_planner.plan.schema import schema
 from tap_planner.plan.unsplit import unsplit_decisions
 
 __all__ = [
+    "AS_LIBRARY",
     "COSTS",
     "DEFAULT_SCHEDULE",
     "FORMAT_VERSION",
@@ -135,6 +137,7 @@ __all__ = [
     "OperatorDecision",
     "OrderOutcome",
     "OutputDecision",
+    "Overlap",
     "ParameterDecision",
     "ParameterEntry",
     "PipelineDecision",
@@ -175,8 +178,10 @@ __all__ = [
     "gap_basis_points",
     "idle_devices",
     "join_decisions",
+    "kinds_of_stages",
     "load_constraints",
     "options_to_json",
+    "overlap_of",
     "parse_constraint",
     "parse_constraints",
     "parse_place_rule",

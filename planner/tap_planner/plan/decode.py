@@ -368,6 +368,7 @@ def _predicted(value: Value) -> Predicted:
         communication_ns=value["communication_ns"].integer(),
         hidden_ns=value["hidden_ns"].integer(),
         memory_bytes=value["memory_bytes"].counts(),
+        stage_memory_bytes=() if (stages := value.get("stage_memory_bytes")) is None else stages.integers(),
         tokens=None if value.get("tokens") is None else value["tokens"].integer(),
     )
 

@@ -21,12 +21,14 @@ from tap_planner.plan.options import (
     Auto,
     PlanOptions,
 )
+from tap_planner.plan.overlap import AS_LIBRARY, Overlap
 from tap_planner.plan.place_rules import PlaceRule
 from tap_planner.plan.reader import MAX_INTEGER, REMEDY, Value, fail
 from tap_planner.plan.rules import Constraint
 from tap_planner.schedule import SCHEDULES
 
 _RULES = ("forbid", "require")
+_OVERLAPS = tuple(overlap.value for overlap in Overlap)
 _FACTOR_KINDS = tuple(kind.value for kind in FactorKind)
 _COMPUTE_KINDS = tuple(kind.value for kind in ComputeKind)
 
@@ -49,6 +51,7 @@ def options_from_json(value: Value) -> PlanOptions:
         traversal_order="auto" if (order := value.get("traversal_order")) is None else order.text(),
         places=() if (places := value.get("places")) is None else places.each(_place_rule),
         cost=value["cost"].text(COSTS),
+        overlap=AS_LIBRARY if (overlap := value.get("overlap")) is None else overlap.text(_OVERLAPS),
         zero=_auto(value["zero"], most=3),
         microbatches=_auto(value["microbatches"], least=1),
         recompute=value["recompute"].text(("auto", *RECOMPUTES)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,8 @@ class DeviceKind:
 def device_kinds(document: PlanDocument) -> tuple[DeviceKind, ...]:
     """The kinds of device that a plan uses, in rank order.
 
-    Every device holds equal parts (uneven ones at most as much), so that the memory of a plan must fit each kind.
+    Without pipeline stages every device holds equal parts (uneven ones at most as much), so that the memory of a plan
+    must fit each kind.
     """
     cluster = document.cluster
     groups = cluster.get("node_groups")
@@ -44,13 +46,31 @@ def device_kinds(document: PlanDocument) -> tuple[DeviceKind, ...]:
     return (_kind(document, cluster, "", len(document.mesh.ranks)),)
 
 
-def _used_of_groups(document: PlanDocument, groups: Sequence[Mapping[str, object]]) -> list[int]:
-    """Devices of each node group that the mesh uses; ranks say on which node they lie, nodes count through groups."""
+def kinds_of_stages(document: PlanDocument) -> tuple[DeviceKind, ...]:
+    """Per pipeline stage its kind of device; of several the one with the least memory."""
+    groups = document.cluster.get("node_groups")
+    stages = document.pipeline.num_stages
+    if not isinstance(groups, Sequence) or isinstance(groups, str):
+        return device_kinds(document) * stages
+    records = [group for group in groups if isinstance(group, Mapping)]
+    kinds = [_kind(document, group, str(group.get("name", "")), 0) for group in records]
+    of_rank, each = _groups_of_ranks(document, records), len(document.mesh.ranks) // stages
+    return tuple(
+        min((kinds[group] for group in of_rank[stage * each : (stage + 1) * each]), key=lambda kind: kind.limit_bytes)
+        for stage in range(stages)
+    )
+
+
+def _groups_of_ranks(document: PlanDocument, groups: Sequence[Mapping[str, object]]) -> list[int]:
+    """The node group of each rank; ranks say on which node they lie, nodes count through groups."""
     ends = list(itertools.accumulate(_count(group, "nodes") for group in groups))
-    used = [0] * len(groups)
-    for place in document.mesh.ranks:
-        used[bisect.bisect_right(ends, place[0])] += 1
-    return used
+    return [bisect.bisect_right(ends, place[0]) for place in document.mesh.ranks]
+
+
+def _used_of_groups(document: PlanDocument, groups: Sequence[Mapping[str, object]]) -> list[int]:
+    """Devices of each node group that the mesh uses."""
+    of_ranks = Counter(_groups_of_ranks(document, groups))
+    return [of_ranks[group] for group in range(len(groups))]
 
 
 def _kind(document: PlanDocument, owner: Mapping[str, object], group: str, num_devices: int) -> DeviceKind:

@@ -182,7 +182,7 @@ def compare_values(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> tupl
 
 def _options(document: PlanDocument) -> dict[str, Scalar]:
     options = document.options
-    return {"objective": options.objective, **flatten(options_to_json(options))}
+    return {"objective": options.objective, "overlap": options.overlap, **flatten(options_to_json(options))}
 
 
 def _model(document: PlanDocument) -> dict[str, Scalar]:

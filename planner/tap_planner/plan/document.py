@@ -243,7 +243,9 @@ class Predicted:
     hidden_ns: int
     """Communication that runs behind compute."""
     memory_bytes: Mapping[str, int]
-    """Per device, by kind (``MEMORY_KINDS``)."""
+    """Per device, by kind (``MEMORY_KINDS``); with pipeline stages, of the one that has the least room left."""
+    stage_memory_bytes: tuple[int, ...] = ()
+    """Per pipeline stage, all memory of one of its devices; empty without stages."""
     tokens: int | None = None
     """New tokens of a step over the whole batch, in inference with caches; None else."""
 

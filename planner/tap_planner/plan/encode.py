@@ -27,6 +27,7 @@ from tap_planner.plan.document import (
 from tap_planner.plan.names import encode_list, encode_names
 from tap_planner.plan.optimizer_states import states_to_json
 from tap_planner.plan.options import DEFAULT_SCHEDULE, PlanOptions
+from tap_planner.plan.overlap import AS_LIBRARY
 from tap_planner.plan.placement import placement_to_json
 from tap_planner.plan.rules import Constraint
 from tap_planner.sharding import Placements, Step
@@ -127,6 +128,8 @@ def options_to_json(options: PlanOptions) -> Json:
         json["traversal_order"] = options.traversal_order
     if options.places:
         json["places"] = [{"operators": rule.pattern, "where": rule.where} for rule in options.places]
+    if options.overlap != AS_LIBRARY:
+        json["overlap"] = options.overlap
     if options.target is not None:
         json["target"] = options.target
     if options.allow_idle:
@@ -372,6 +375,7 @@ def _predicted(document: PlanDocument) -> Json:
         "communication_ns": predicted.communication_ns,
         "hidden_ns": predicted.hidden_ns,
         "memory_bytes": dict(predicted.memory_bytes),
+        **({"stage_memory_bytes": list(predicted.stage_memory_bytes)} if predicted.stage_memory_bytes else {}),
         **({} if predicted.tokens is None else {"tokens": predicted.tokens}),
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tap_planner.operators import CustomRule
+from tap_planner.plan.overlap import AS_LIBRARY
 from tap_planner.plan.place_rules import PlaceRule
 from tap_planner.plan.rules import Constraint
 
@@ -67,6 +68,9 @@ class PlanOptions:
     """Of device placement: where operators may lie."""
     cost: str = "topology"
     """How communication is priced: ``topology``, or ``volume``: what is sent over one bandwidth, for comparison."""
+    overlap: str = AS_LIBRARY
+    """What the runtime that will run the plan hides behind computation: ``none``, ``data``, ``all`` (``Overlap``), or
+    ``auto``: what is usual over the cluster's library. It concerns the prediction alone."""
     zero: int | Auto = "auto"
     """ZeRO level 0 to 3."""
     microbatches: int | Auto = "auto"

@@ -14,9 +14,9 @@ _FAR = np.int64(1) << 60
 
 
 def balanced_cuts(
-    work_ns: Sequence[int],
+    work_ns: np.ndarray,
     border_ns: Sequence[int],
-    num_parts: int,
+    rows: Sequence[int],
     allowed: Sequence[bool] | None = None,
     fits: Callable[[int, np.ndarray], np.ndarray] | None = None,
     times: Sequence[int] | None = None,
@@ -28,9 +28,9 @@ def balanced_cuts(
     SOSP 2019, section 3.1).
 
     Args:
-        work_ns: what each operator takes.
+        work_ns: [rows, operators] what each operator takes; one row where it takes the same in all parts.
         border_ns: per operator, what a cut before it adds to the parts on both of its sides.
-        num_parts: at least 1.
+        rows: per part, which row of ``work_ns`` is its; at least one part.
         allowed: per operator, whether a part may begin there; None: anywhere. The first operator always begins one.
         fits: for a part (from 0) and n places in the chain, [n, n] whether it may reach from one to another (what is
             said of those that are not after it does not matter); None: any part may.
@@ -42,22 +42,20 @@ def balanced_cuts(
     Raises:
         UsageError: there are fewer places to cut at than cuts.
     """
-    places = [0, *(i for i in range(1, len(work_ns)) if allowed is None or allowed[i]), len(work_ns)]
+    num_parts, count = len(rows), work_ns.shape[1]
+    places = [0, *(i for i in range(1, count) if allowed is None or allowed[i]), count]
     if num_parts < 1 or len(places) <= num_parts:
         raise UsageError(
             f"{num_parts} pipeline stages (or chunks of them) from a model that can be cut in {len(places) - 1} parts",
             hint="Choose fewer stages or chunks.",
         )
-    ends = np.concatenate([[0], np.cumsum(np.asarray(work_ns, dtype=np.int64))])[places]
     border = np.asarray([0, *(border_ns[place] for place in places[1:-1]), 0], dtype=np.int64)
-    lengths = ends[:, None] - ends[None, :] + border[None, :] + border[:, None]  # [num_places, num_places] to, from
-    lengths[np.triu_indices(len(places))] = _FAR
     where = np.asarray(places)
-    factors = (1,) * num_parts if times is None else times
-    scaled = {factor: np.where(lengths < _FAR, lengths * factor, _FAR) for factor in set(factors)}
+    kinds = list(zip(rows, (1,) * num_parts if times is None else times, strict=True))
+    lengths = {(row, factor): _lengths(work_ns[row], where, border, factor) for row, factor in dict.fromkeys(kinds)}
     parts = [
-        scaled[factor] if fits is None else np.where(fits(part, where).T, scaled[factor], _FAR)
-        for part, factor in enumerate(factors)
+        lengths[kind] if fits is None else np.where(fits(part, where).T, lengths[kind], _FAR)
+        for part, kind in enumerate(kinds)
     ]
     most = _least_most(parts)
     if most >= _FAR:
@@ -66,6 +64,14 @@ def balanced_cuts(
     reach = [within[id(part)] for part in parts]
     chosen = _least_borders(reach, border)
     return tuple(places[index] for index in chosen)
+
+
+def _lengths(work_ns: np.ndarray, places: np.ndarray, border: np.ndarray, times: int) -> np.ndarray:
+    """[to, from] so many times what the operators between two places take, with the borders there."""
+    ends = np.concatenate([[0], np.cumsum(work_ns)])[places]
+    lengths = (ends[:, None] - ends[None, :] + border[None, :] + border[:, None]) * times
+    lengths[np.triu_indices(len(places))] = _FAR
+    return lengths
 
 
 def _least_most(parts: Sequence[np.ndarray]) -> int:

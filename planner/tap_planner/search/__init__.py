@@ -30,6 +30,7 @@ from tap_planner.search.proof import Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import NothingFasterError, SearchRequest, SearchResult, SearchStatistics, Smallest
 from tap_planner.search.resolving import keep_demands, merge_rules, resolve
 from tap_planner.search.roles import ROLES, Roles
+from tap_planner.search.rooms import stage_rooms
 from tap_planner.search.shares import Shares
 from tap_planner.search.smallest import search_smallest, smallest
 from tap_planner.search.solver import Solver
@@ -98,6 +99,7 @@ __all__ = [
     "smallest",
     "split_leaves",
     "split_ns",
+    "stage_rooms",
     "stay_near",
     "target_rules",
     "useful_meshes",

@@ -6,11 +6,11 @@ A file of a few hundred bytes may describe 2^66 elements. Everything here is exa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tap_planner.cluster import Cluster, Device
-from tap_planner.cost import ComputeModel, is_attention, padded_points, whole_operator_ns
+from tap_planner.cost import ComputeModel, StageCompute, StageShare, is_attention, padded_points, whole_operator_ns
 from tap_planner.graph import Graph, TensorKind
 from tap_planner.operators import ComputeKind, OperatorSignature, TensorType, record_of, rule_of
 from tap_planner.schedule import made_gradients
@@ -110,8 +110,21 @@ def _held(graph: Graph) -> Iterator[tuple[str, TensorType]]:
             yield name, graph.tensors[name].type
 
 
-def least_ns(graph: Graph, cluster: Cluster, precision: str, num_stages: int = 1) -> int:
+def least_ns(graph: Graph, cluster: Cluster, precision: str) -> int:
     """A lower bound of objective A on a cluster: every operator split perfectly over all devices, nothing sent.
+
+    Args:
+        graph: bound with the global batch.
+        cluster: the devices that are used.
+        precision: what floats are cast to.
+    """
+    return sum(least_of_stages(graph, cluster, precision))
+
+
+def least_of_stages(
+    graph: Graph, cluster: Cluster, precision: str, num_stages: int = 1, shares: Sequence[StageShare] = ()
+) -> tuple[int, int]:
+    """What forward and backward take at least: operators split perfectly over the devices of a stage, nothing sent.
 
     The largest part of an operator's loops, operands and results is at least an even share of them; microbatches,
     recompute, collectives and the optimizer only add to that.
@@ -121,15 +134,37 @@ def least_ns(graph: Graph, cluster: Cluster, precision: str, num_stages: int = 1
         cluster: the devices that are used.
         precision: what floats are cast to.
         num_stages: with pipeline stages, over the devices of one of them: what all stages together take.
+        shares: what stages count where they are unlike.
     """
     count = cluster.num_devices // num_stages
-    slowest, *unlike = (_together(device, count) for device in (cluster.device, *cluster.devices))
-    compute = ComputeModel(slowest, precision, unlike)
+    if shares:
+        together = [replace(s, devices=tuple(_together(device, count) for device in s.devices)) for s in shares]
+        return _both_ns(graph, StageCompute(cluster.device, precision, together))
+    return least_on(graph, cluster.device, cluster.devices, precision, count)
+
+
+def least_on(graph: Graph, slowest: Device, kinds: Sequence[Device], precision: str, count: int) -> tuple[int, int]:
+    """What all operators of a graph take at least on so many devices that do equal parts, forward and backward.
+
+    Args:
+        graph: bound with the batch that they work on.
+        slowest: of each figure the slowest of the devices (``slowest_device``).
+        kinds: of the devices.
+        precision: what floats are cast to.
+        count: how many devices there are.
+    """
+    first, *unlike = (_together(device, count) for device in (slowest, *kinds))
+    return _both_ns(graph, ComputeModel(first, precision, unlike))
+
+
+def _both_ns(graph: Graph, compute: ComputeModel) -> tuple[int, int]:
+    """What the operators of a graph take on one device, forward and backward."""
     kinds = Counter((operator.signature, made_gradients(graph, operator)) for operator in graph.operators)
-    total = 0
+    forward = backward = 0
     for (signature, needed), number in kinds.items():
-        total += number * sum(whole_operator_ns(compute, signature, needed))
-    return total
+        forward_ns, backward_ns = whole_operator_ns(compute, signature, needed)
+        forward, backward = forward + number * forward_ns, backward + number * backward_ns
+    return forward, backward
 
 
 def _together(device: Device, count: int) -> Device:

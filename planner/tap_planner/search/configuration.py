@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import NamedTuple
 
 from tap_planner.schedule import PipelineSchedule, in_flight, make_schedule, peak_in_flight
 
@@ -89,6 +91,14 @@ def zero_settings(levels: Sequence[int], num_axes: int, *, hybrid: bool) -> tupl
     return tuple(found)
 
 
+class Passes(NamedTuple):
+    """How often the work on one microbatch counts in a step."""
+
+    forward: int
+    backward: int
+    """No less than ``forward``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """Stages, and in which order they work."""
@@ -106,15 +116,43 @@ class Pipeline:
             return self.order
         return make_schedule(self.schedule, self.num_stages, microbatches, self.num_chunks)
 
-    def passes(self, microbatches: int) -> int:
-        """Of p stages that take equally long, p times the makespan over the work of all of them on one microbatch: the
-        microbatches and the bubble, rounded down. What zero-bubble schedules and orders of the user's own leave of it
-        counts for nothing."""
-        if self.order is not None:
-            return microbatches
-        ramp = self.num_stages - 1
-        bubble = {"fill-drain": ramp, "1f1b": ramp, "interleaved": ramp // self.num_chunks}
-        return microbatches + bubble.get(self.schedule, 0)
+    def passes(self, microbatches: int) -> Passes:
+        """How often forward and backward of one microbatch, of all p stages together, count in p makespans at least,
+        however the work lies on the stages.
+
+        Stage i, whose forward and backward take F_i and B_i, is busy m (F_i + B_i), and the makespan is at least that
+        of any stage, and so at least the mean. fill-drain begins no backward before the last stage has ended all
+        forwards, so that it takes m (F_i + B_i) and what the other stages take for one microbatch. With 1f1b stage i
+        does w = min(m, p - i) forwards before its first backward, which needs all stages behind it, and the last one
+        needs all before it:
+
+            makespan >= (m - w + 1) F_i + m B_i + (what all other stages take for one microbatch)
+
+        What is left of a bubble elsewhere depends on how unequal stages are, and counts for nothing.
+        """
+        stages, filled = self.num_stages, microbatches + self.num_stages - 1
+        if self.order is None and self.schedule == "fill-drain":
+            return Passes(filled, filled)
+        if self.order is None and self.schedule == "1f1b":
+            return Passes(max(microbatches, stages), filled)
+        return Passes(microbatches, microbatches)
+
+    def stage_passes(self, stage: int, part: Fraction, microbatches: int) -> tuple[Fraction, Fraction]:
+        """How often forward and backward of a stage on one microbatch count in a makespan at least, where stages count
+        unequally: the mean of what ``passes`` says of every stage.
+
+        Args:
+            stage: which one.
+            part: how much it counts; those of all stages add up to 1 at most.
+            microbatches: their number.
+        """
+        if self.order is None and self.schedule == "fill-drain":
+            both = 1 + part * (microbatches - 1)
+            return both, both
+        if self.order is None and self.schedule == "1f1b":
+            before = min(microbatches, self.num_stages - stage)
+            return 1 + part * (microbatches - before), 1 + part * (microbatches - 1)
+        return part * microbatches, part * microbatches
 
     def in_flight(self, microbatches: int) -> int:
         """Whole microbatches whose activations the first stage holds at once, rounded down."""
@@ -125,6 +163,18 @@ class Pipeline:
         else:
             held = in_flight(self.schedule, self.num_stages, microbatches, self.num_chunks, 0)
         return max(held.until_input_backward // self.num_chunks, 1)
+
+    def least_in_flight(self, microbatches: int) -> int:
+        """Whole microbatches whose activations every stage holds at once at some time, however the work lies on them:
+        before its first backward it has done all forwards of one."""
+        if self.num_chunks > 1 or (self.order is not None and self.order.places):
+            return 1
+        stages = range(self.num_stages)
+        if self.order is not None:
+            held = peak_in_flight(self.order)
+        else:
+            held = tuple(in_flight(self.schedule, self.num_stages, microbatches, 1, stage) for stage in stages)
+        return max(min(held[stage].until_input_backward for stage in stages), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +192,17 @@ class Configuration:
     """Times and bytes are then those of all stages together (docs/cost-model.md, "Pipelines")."""
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> Passes:
         """How often the work of all stages on one microbatch takes its time, at least."""
-        return self.microbatches if self.pipeline is None else self.pipeline.passes(self.microbatches)
+        count = self.microbatches
+        return Passes(count, count) if self.pipeline is None else self.pipeline.passes(count)
 
     @property
     def in_flight(self) -> int:
         """Microbatches whose activations the first stage holds at once, at least."""
         return 1 if self.pipeline is None else self.pipeline.in_flight(self.microbatches)
+
+    @property
+    def least_in_flight(self) -> int:
+        """The same of every stage."""
+        return 1 if self.pipeline is None else self.pipeline.least_in_flight(self.microbatches)

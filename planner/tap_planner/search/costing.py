@@ -26,10 +26,13 @@ class CostedModel:
     Args:
         model: variables and terms.
         configuration: what regions may choose from, microbatches, optimizer.
-        repeat: how often the time of the model's graph counts in a step; None: the configuration's passes. With the
+        repeat: how often the time of the model's graph counts in a step; None: the configuration's passes, of what goes
+            between operators those of forward. With the
             graph of fewer microbatches, as often as there are of those, it is a lower bound: what depends on sizes
             never takes less time in smaller parts, and what does not is paid for every microbatch.
         lost: by class of operator, [strategies] those that do not exist.
+        least: whether activations count no more often than every pipeline stage holds them, so that memory is a lower
+            bound of what stages hold together; else as often as the first one does.
     """
 
     def __init__(
@@ -38,13 +41,16 @@ class CostedModel:
         configuration: Configuration,
         repeat: int | None = None,
         lost: Mapping[int, np.ndarray] | None = None,
+        *,
+        least: bool = False,
     ) -> None:
         self.model = model
         self.configuration = configuration
         self.has_own_graph = repeat is None
         """Whether the model is of the configuration's own microbatch count, not of a smaller one."""
-        self.repeat = configuration.passes if repeat is None else repeat
-        self.in_flight = configuration.in_flight
+        self.repeat = configuration.passes.forward if repeat is None else repeat
+        self._repeat_backward = configuration.passes.backward if repeat is None else repeat
+        self.in_flight = configuration.least_in_flight if least else configuration.in_flight
         """How often activations count."""
         self.lost = lost or {}
         self.recomputes = configuration.settings.recomputes if configuration.training else (Recompute.NONE,)
@@ -176,7 +182,8 @@ class CostedModel:
             again = {Recompute.NONE: 0, Recompute.SELECTIVE: int(rerun), Recompute.FULL: 1}
             forwards = np.array([[1 + again[mode]] for mode in self.options(region)])
             if self.has_own_graph:
-                ns = (forwards * space.forward_ns + space.backward_ns) * self.repeat
+                ns = space.forward_ns * self.repeat
+                ns = ns + ((forwards - 1) * space.forward_ns + space.backward_ns) * self._repeat_backward
             else:
                 ns = space.least_of_step_ns(forwards, self.repeat, self.configuration.microbatches)
             if key in self.lost:

@@ -22,6 +22,7 @@ from tap_planner.search.microbatches import BatchFactors, lost_strategies
 from tap_planner.search.model import Model, build_model
 from tap_planner.search.proof import Leaf, Proof, ProofKind, mesh_label
 from tap_planner.search.request import SearchRequest, does_not_fit
+from tap_planner.search.rooms import stage_rooms
 from tap_planner.search.solver import Solver
 
 __all__ = ["SearchSpace", "split_leaves", "split_ns"]
@@ -68,6 +69,7 @@ def model_of(request: SearchRequest, mesh: Mesh, microbatches: int) -> Model:
             request.constraints(mesh, request.folded(microbatches).graph),
             graphs.hints(microbatches),
             request.prices,
+            request.stage_shares,
         )
 
     return kept_model(request, mesh, microbatches, build)
@@ -77,10 +79,11 @@ def split_ns(request: SearchRequest) -> int:
     """What a pipeline takes at least, all stages together: operators split perfectly over a stage, and the bubble."""
     pipeline, count = request.pipeline, request.microbatches
     assert pipeline is not None and count is not None
-    passes, of = pipeline.passes(count), request.graphs.least_ns
-    if count == request.batch:  # one sample may need fewer operators
-        return passes * of(count, request.cluster, request.precision, pipeline.num_stages)
-    return passes * of(1, request.cluster, request.precision, pipeline.num_stages) // count
+    passes, of = pipeline.passes(count), request.graphs.least_of_stages
+    where = (request.cluster, request.precision, pipeline.num_stages, request.stage_shares)
+    own = count == request.batch  # one sample may need fewer operators
+    forward_ns, backward_ns = of(count if own else 1, *where)
+    return (passes.forward * forward_ns + passes.backward * backward_ns) // (1 if own else count)
 
 
 def split_leaves(request: SearchRequest, bound_ns: int) -> tuple[Leaf, ...]:
@@ -152,7 +155,9 @@ class SearchSpace:
     def _check_sizes(self) -> None:
         """Answer at once where sizes leave no doubt, and refuse what tables cannot count."""
         request = self._request
-        graph, cluster, room = self.graph(1), request.cluster, request.cluster.usable_memory_bytes
+        graph, cluster = self.graph(1), request.cluster
+        rooms = stage_rooms(cluster, request.num_stages, lambda part: part.usable_memory_bytes) or ()
+        room = sum(rooms) // len(rooms)
         sizes = request.graphs.sizes
         excess = uncountable(sizes, cluster, request.precision)
         if excess is None and request.prices is PriceList.VOLUME:
@@ -184,6 +189,13 @@ class SearchSpace:
             mine, first = self.graph(microbatches).operators, self.graph(self.counts[0]).operators
             self._alike[microbatches] = [(o.id, o.type) for o in mine] == [(o.id, o.type) for o in first]
         return self._alike[microbatches]
+
+    @property
+    def limit_bounds(self) -> bool:
+        """Whether the memory limit may bound times: in a pipeline whose first stage holds more microbatches than others
+        a plan may fit that would not if all held as many; the limit only guides the search there."""
+        pipeline, count = self._request.pipeline, self.counts[0]
+        return pipeline is None or pipeline.in_flight(count) == pipeline.least_in_flight(count)
 
     def is_allowed(self, mesh: int, microbatches: int) -> bool:
         """Whether the rules leave every operator a strategy: a smaller microbatch may no longer be split as they ask.
@@ -249,6 +261,7 @@ class SearchSpace:
         *,
         graph_of: int | None = None,
         and_more: bool = False,
+        least: bool = False,
     ) -> CostedModel:
         """The model of a configuration.
 
@@ -261,6 +274,7 @@ class SearchSpace:
                 each of them: a lower bound; None: with their own.
             and_more: whether it is to bound all larger counts as well (see ``tells_of_all_from``): what is paid in each
                 microbatch is no less there.
+            least: see ``CostedModel``; with their own graph only.
         """
         request = self._request
         configuration = Configuration(
@@ -274,7 +288,7 @@ class SearchSpace:
         )
         model = self.model(mesh, microbatches if graph_of is None else graph_of)
         if graph_of is None or graph_of == microbatches:
-            return CostedModel(model, configuration)
+            return CostedModel(model, configuration, least=least)
         lost = self._lost_strategies(mesh, microbatches, graph_of)
         for count in self.counts if and_more else ():
             if count > microbatches:

@@ -16,6 +16,7 @@ from tap_planner.search.constraints import NoStrategyError
 from tap_planner.search.merging import search_parts
 from tap_planner.search.planner import search
 from tap_planner.search.request import SearchRequest, SearchResult
+from tap_planner.search.rooms import stage_rooms
 
 MAX_SEARCHES = 3
 """Parts of the cluster that are searched at most."""
@@ -185,6 +186,5 @@ def request_on(request: SearchRequest, mesh: Mesh, limit_bytes: Callable[[Cluste
     room = part_of(request.cluster, mesh).usable_memory_bytes
     device = replace(request.cluster.device, memory_bytes=room + request.cluster.reserved_memory_bytes)
     cluster = replace(request.cluster, device=device)
-    limit = limit_bytes(cluster)
-    whole = None if limit is None else limit * request.num_stages
-    return replace(request, cluster=cluster, meshes=(mesh,), limit_bytes=whole)
+    rooms = stage_rooms(cluster, request.num_stages, limit_bytes)
+    return replace(request, cluster=cluster, meshes=(mesh,), limit_bytes=None if rooms is None else sum(rooms))

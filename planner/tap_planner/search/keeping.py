@@ -31,7 +31,7 @@ class _Kept:
     def get(self, request: SearchRequest, mesh: Mesh, microbatches: int, build: Callable[[], Model]) -> Model:
         """The model of a request; graphs are compared by identity, rules by the function that makes them."""
         inputs = (request.graphs, request.constraints, mesh, microbatches)
-        inputs = (*inputs, request.precision, request.prices, request.cluster)
+        inputs = (*inputs, request.precision, request.prices, request.cluster, request.stage_shares)
         place = next((place for place, (known, _) in enumerate(self._models) if known == inputs), None)
         found = build() if place is None else self._models.pop(place)[1]
         found.tables.clear()

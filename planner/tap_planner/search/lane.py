@@ -133,11 +133,15 @@ class Lane:
             self._tails[first.setting] = first
             self._push(first)
 
-    def _solver(self, candidate: _Candidate, *, graph_of: int | None = None, and_more: bool = False) -> Solver:
-        """A solver of a candidate; ``graph_of`` and ``and_more`` as in ``SearchSpace.costed``."""
+    def _solver(
+        self, candidate: _Candidate, *, graph_of: int | None = None, and_more: bool = False, least: bool = False
+    ) -> Solver:
+        """A solver of a candidate; ``graph_of``, ``and_more`` and ``least`` as in ``SearchSpace.costed``."""
         mesh, _ = candidate.setting
         settings, count = self._settings[candidate.setting], candidate.microbatches
-        costed = self._space.costed(mesh, settings, candidate.room, count, graph_of=graph_of, and_more=and_more)
+        costed = self._space.costed(
+            mesh, settings, candidate.room, count, graph_of=graph_of, and_more=and_more, least=least
+        )
         return self._space.solver(costed)
 
     def _limited(self, solver: Solver, divisor: int, unlimited_ns: int) -> LimitedSearch:
@@ -275,6 +279,10 @@ class Lane:
         family = self._families.get((candidate.setting, candidate.microbatches), [])
         if candidate in family:
             family.remove(candidate)
+        proof, solver_ns = candidate.proof, max(candidate.bound_ns, candidate.proof.bound_ns)
+        if not self._space.limit_bounds:
+            proof = self._without_limit(candidate)
+            solver_ns = proof.bound_ns
         self._leaves.append(
             Leaf(
                 mesh=mesh_label(self._request.meshes[candidate.setting[0]]),
@@ -283,10 +291,24 @@ class Lane:
                 microbatches=candidate.microbatches,
                 and_more=candidate.last,
                 and_multiples=candidate.settled,
-                proof=candidate.proof,
-                solver_ns=max(candidate.bound_ns, candidate.proof.bound_ns),
+                proof=proof,
+                solver_ns=solver_ns,
             )
         )
+
+    def _without_limit(self, candidate: _Candidate) -> Proof:
+        """What is proven of a candidate whether or not a plan is within the limit, or that its parameters alone are
+        not."""
+        state, mesh = candidate.state, candidate.setting[0]
+        if state is not None and state.parameters_too_large:
+            return candidate.proof
+        known = [Proof(kind=ProofKind.SPLIT, bound_ns=self._space.least_ns(mesh))]
+        known += (proof for proof in self._unlimited[candidate.setting].values() if proof.bound_ns)
+        if state is not None and state.unlimited.bound_ns:
+            known.append(state.unlimited)
+        if not candidate.proof.multiplier and candidate.proof.kind is not ProofKind.INFEASIBLE:
+            known.append(candidate.proof)
+        return max(known, key=lambda proof: proof.bound_ns)
 
     def _split(self, candidate: _Candidate) -> list[_Candidate]:
         """A candidate whose bound leaves out room for whole copies, as one candidate for each highest ZeRO level."""
@@ -521,5 +543,5 @@ class Lane:
             count = max(count for count in self._counts if self._space.is_allowed(setting[0], count))
             levels = self._settings[setting].levels
             for room in levels if levels[-1] >= 2 else (None,):
-                bounds.append(least_memory(self._solver(_Candidate(setting, count, 0, room)))[0])
+                bounds.append(least_memory(self._solver(_Candidate(setting, count, 0, room), least=True))[0])
         return min(bounds)

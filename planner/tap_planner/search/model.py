@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from tap_planner.cluster import Cluster, Mesh
-from tap_planner.cost import PriceList
+from tap_planner.cost import PriceList, StageShare
 from tap_planner.search.constraints import StrategyFilter
 from tap_planner.search.graph_index import GraphIndex
 from tap_planner.search.places import Places
@@ -402,10 +402,11 @@ def build_model(
     strategy_filter: StrategyFilter,
     hints: Mapping[str, tuple[tuple[int, ...], ...]],
     prices: PriceList = PriceList.TIME,
+    shares: tuple[StageShare, ...] = (),
 ) -> Model:
     """Variables and terms of a folded graph on a mesh; runs that are no chains are taken apart."""
     while True:
-        model = Model(ModelSpace(index, cluster, mesh, precision, strategy_filter, hints, prices))
+        model = Model(ModelSpace(index, cluster, mesh, precision, strategy_filter, hints, prices, shares))
         runs = index.folded.runs
         chains = tuple(run for number, run in enumerate(runs) if model.is_chain(number))
         if len(chains) == len(runs):

@@ -144,7 +144,8 @@ def _nothing_fits(
     """The least memory that any plan of the space needs, over the meshes."""
     assert request.limit_bytes is not None
     limit, least = request.limit_bytes // request.num_stages, -(-min(least_bytes) // request.num_stages)
-    if least <= limit and any(report.ended_ns is not None for report in reports):
+    is_open = request.pipeline is not None or any(report.ended_ns is not None for report in reports)
+    if least <= limit and is_open:
         return LimitReachedError(
             f"no plan within {gigabytes(limit)} per device was found, and it is not proven that there is none",
             hint="raise --max-memory, or fix --zero, --recompute and --microbatches",

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from tap_planner.cluster import Cluster, Mesh
-from tap_planner.cost import PriceList
+from tap_planner.cost import PriceList, StageShare
 from tap_planner.errors import InfeasibleError, LimitReachedError
 from tap_planner.folding import FoldedGraph
 from tap_planner.graph import Graph
@@ -65,6 +65,11 @@ class SearchRequest:
         """Stages of a pipeline. With more than one, times and bytes (the limit, too) are those of all stages
         together."""
         return 1 if self.pipeline is None else self.pipeline.num_stages
+
+    @property
+    def stage_shares(self) -> tuple[StageShare, ...]:
+        """What the times of unlike stages count in those of all together; none where stages are alike."""
+        return self.graphs.stage_shares(self.cluster, self.precision, self.pipeline, self.microbatches)
 
     def folded(self, microbatches: int) -> FoldedGraph:
         """The graph of one microbatch, folded."""

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from tap_planner.cluster import Cluster, Mesh, axis_levels, part_of
-from tap_planner.cost import PriceList, operator_times_ns, prices_of
+from tap_planner.cost import PriceList, StageShare, operator_times_ns, prices_of, stage_prices
 from tap_planner.graph import Operator, ParameterRead, Tensor, TensorKind
 from tap_planner.operators import TensorType, kept_for_backward, record_of, rule_of
 from tap_planner.schedule import made_gradients
@@ -91,6 +91,7 @@ class ModelSpace:
         strategy_filter: what the constraints leave of an operator's strategies.
         hints: block counts of its operators' factors.
         prices: what is minimised.
+        shares: what the times of pipeline stages count where they have unlike devices.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class ModelSpace:
         strategy_filter: StrategyFilter,
         hints: Mapping[str, tuple[tuple[int, ...], ...]],
         prices: PriceList = PriceList.TIME,
+        shares: tuple[StageShare, ...] = (),
     ) -> None:
         self.cluster = cluster
         self.index = index
@@ -110,7 +112,10 @@ class ModelSpace:
         self.mesh = mesh
         self.mesh_shape = tuple(axis.size for axis in mesh.axes)
         self.price_list = prices
-        self.prices = prices_of(prices, part_of(cluster, mesh), mesh, precision)
+        used = part_of(cluster, mesh)
+        self.prices = (
+            stage_prices(prices, used, mesh, precision, shares) if shares else prices_of(prices, used, mesh, precision)
+        )
         self.compute = self.prices.compute
         self.collectives = self.prices.collectives
         self._filter = strategy_filter

@@ -177,6 +177,8 @@ class _Checking:
             return f"is bounded by the graph of {proof.graph_of} microbatches, which says nothing of it"
         if proof.multiplier and self._limit is None:
             return "has a multiplier, but there is no memory limit"
+        if proof.multiplier and not self._space.limit_bounds:
+            return "has a multiplier, but the limit of all stages together bounds no plan in stages"
         if _bounds_more(leaf):
             graph_of = proof.graph_of
             if graph_of is None or not self._space.tells_of_all_from(graph_of, leaf.microbatches):
@@ -266,6 +268,8 @@ class _Checking:
             return False
         if self._parameters_too_large(leaf, settings):
             return True
+        if not self._space.limit_bounds:
+            return False
         graph_of = leaf.proof.graph_of
         rooms = (None,) if leaf.room is None else (leaf.room, None)
         for room in rooms:
@@ -280,7 +284,8 @@ class _Checking:
     def _solved(self, leaf: Leaf, settings: Settings) -> bool:
         """Whether the search of the leaf, run to its end, proves the solver's bound again."""
         for room in (leaf.room,) if leaf.room is None else (leaf.room, None):
-            state = LimitedSearch(self._solver(leaf, settings, room, leaf.microbatches, None), self._limit)
+            limit = self._limit if self._space.limit_bounds else None
+            state = LimitedSearch(self._solver(leaf, settings, room, leaf.microbatches, None), limit)
             try:
                 while not state.finished and state.bound_ns < leaf.solver_ns:
                     state.advance(leaf.proof.multiplier, leaf.solver_ns)

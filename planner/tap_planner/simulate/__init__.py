@@ -2,9 +2,9 @@
 step slot by slot."""
 
 from tap_planner.simulate.additive import Price, price_program, sent_by_program
-from tap_planner.simulate.backgrounds import GATHER, GRADIENT
+from tap_planner.simulate.backgrounds import GATHER, GRADIENT, UPDATED
 from tap_planner.simulate.bounds import LowerBounds, lower_bounds
-from tap_planner.simulate.closing import TIED, UPDATED
+from tap_planner.simulate.closing import TIED
 from tap_planner.simulate.devices import Channels, kinds_of
 from tap_planner.simulate.durations import Durations
 from tap_planner.simulate.events import Event, MemoryPoint
@@ -13,6 +13,7 @@ from tap_planner.simulate.memory import stored_memory
 from tap_planner.simulate.overlap import Background, Busy, hidden_ns
 from tap_planner.simulate.passes import BLOCKING
 from tap_planner.simulate.prediction import Prediction, predict
+from tap_planner.simulate.products import PRODUCT
 from tap_planner.simulate.routes import TRANSFER
 from tap_planner.simulate.simulator import simulate
 from tap_planner.simulate.timeline import StageMemory, StageTimeline, Timeline
@@ -22,6 +23,7 @@ __all__ = [
     "BLOCKING",
     "GATHER",
     "GRADIENT",
+    "PRODUCT",
     "TIED",
     "TRANSFER",
     "UPDATED",

@@ -72,6 +72,8 @@ class Price:
     """Of all microbatches, in inference; caches are none of them."""
     workspace_bytes: int = 0
     """What communication takes, the same for every plan on a mesh."""
+    stage_bytes: tuple[int, ...] = ()
+    """Of a pipeline: memory model M of every stage; the kinds of memory are those of the one with the least room."""
 
     @property
     def objective_ns(self) -> int:
@@ -136,6 +138,7 @@ class _Pricing:
         """Costs, and memory."""
         totals = self.totals()
         memory = [stored_memory(self.decisions, parameter) for parameter in self.decisions.parameters]
+        kept = self._stored_bytes() if self.decisions.mode == "infer" else {}
         return Price(
             compute_ns=totals["compute"],
             communication_ns=totals["communication"],
@@ -147,7 +150,9 @@ class _Pricing:
             activation_bytes=self._activation_bytes() if self.decisions.mode == "train" else 0,
             unsharded_bytes=self._unsharded_bytes() if self.decisions.mode == "train" else 0,
             workspace_bytes=self._workspace_bytes(),
-            **(self._stored_bytes() if self.decisions.mode == "infer" else {}),
+            cache_bytes=kept.get("cache_bytes", 0),
+            input_bytes=kept.get("input_bytes", 0),
+            output_bytes=kept.get("output_bytes", 0),
         )
 
     def price_of_stages(self) -> Price:
@@ -156,8 +161,10 @@ class _Pricing:
         ends = [self._once(stage) for stage in range(self.decisions.num_stages)]
         slowest = max(range(len(ends)), key=lambda stage: (sum(ends[stage]), -stage))
         own = times.stages[slowest]
-        memory = self._memory_of_stages()
-        fullest = max(memory, key=lambda one: sum(one))
+        memory, workspace = self._memory_of_stages(), self._workspace_bytes()
+        stage_bytes = tuple(sum(one) + workspace for one in memory)
+        left = [room - taken for room, taken in zip(self.durations.room_bytes, stage_bytes, strict=True)]
+        fullest = memory[left.index(min(left))]
         return Price(
             compute_ns=own.compute_ns,
             communication_ns=own.communication_ns,
@@ -169,7 +176,8 @@ class _Pricing:
             optimizer_bytes=fullest[2],
             activation_bytes=fullest[3],
             unsharded_bytes=fullest[4],
-            workspace_bytes=self._workspace_bytes(),
+            workspace_bytes=workspace,
+            stage_bytes=stage_bytes,
         )
 
     def _once(self, stage: int) -> tuple[int, int]:
@@ -187,7 +195,7 @@ class _Pricing:
                 name = instruction.parameter
                 gradient += self.durations.tied_ns(self.parameters[name], self.program.stages_of(name))
             else:
-                gradient += self._instruction(instruction)[1]
+                gradient += self._instruction(instruction, stage)[1]
         return gradient, optimizer
 
     def _memory_of_stages(self) -> list[tuple[int, int, int, int, int]]:
@@ -209,7 +217,9 @@ class _Pricing:
             found.append((*stored, activations[stage], self._unsharded_bytes(frozenset(names))))  # type: ignore[arg-type]
         return found
 
-    def _instruction(self, instruction: Instruction) -> tuple[str, int]:
+    def _instruction(self, instruction: Instruction, stage: int | None = None) -> tuple[str, int]:
+        """Kind and time of an instruction; ``stage`` is the one that runs it, where several may."""
+        stage = self.durations.stage_of(instruction, stage)
         match instruction:
             case Compute(phase=phase, operator=index):
                 forward_ns, backward_ns = self.durations.operator_ns(index)
@@ -217,14 +227,15 @@ class _Pricing:
             case Redistribute():
                 return "communication", self._collectives_ns(instruction)
             case GatherParameters(bucket=number):
-                return "gradient", self._bucket_ns("all_gather", number)
+                return "gradient", self._bucket_ns("all_gather", number, stage)
             case GatherUpdated(bucket=number):
-                return "gradient", self._bucket_ns("all_gather", number)
+                return "gradient", self._bucket_ns("all_gather", number, stage)
             case ReduceGradients(bucket=number):
                 level = self.decisions.buckets[number].zero_level
-                return "gradient", self._bucket_ns("reduce_scatter" if level else "all_reduce", number)
+                kind = "reduce_scatter" if level else "all_reduce"
+                return "gradient", self._bucket_ns(kind, number, stage)
             case ReduceShards(bucket=number):
-                return "gradient", self._shards_ns(number)
+                return "gradient", self._shards_ns(number, stage)
             case UpdateParameters():
                 return "optimizer", self.durations.update_ns()
             case _:
@@ -237,22 +248,22 @@ class _Pricing:
     def _local_elements(self, parameter: ParameterDecision) -> int:
         return local_elements(parameter.shape, parameter.placement, self.mesh_shape)
 
-    def _bucket_ns(self, kind: str, number: int) -> int:
+    def _bucket_ns(self, kind: str, number: int, stage: int | None) -> int:
         bucket = self.decisions.buckets[number]
         element_bytes = self.compute.element_bytes(bucket.dtype)
         axes = bucket.zero_axes if bucket.zero_level else bucket.axes
         return sum(
-            self.collectives.rate_ns(kind, axes, self._local_elements(self.parameters[name]) * element_bytes)
+            self.collectives.rate_ns(kind, axes, self._local_elements(self.parameters[name]) * element_bytes, stage)
             for name in bucket.parameters
         )
 
-    def _shards_ns(self, number: int) -> int:
+    def _shards_ns(self, number: int, stage: int | None) -> int:
         bucket = self.decisions.buckets[number]
         element_bytes = self.compute.element_bytes(bucket.dtype)
         total = 0
         for name in bucket.parameters:
             shard = shard_elements(self._local_elements(self.parameters[name]), bucket.zero_axes, self.mesh_shape)
-            total += self.collectives.rate_ns("all_reduce", bucket.rest_axes, shard * element_bytes)
+            total += self.collectives.rate_ns("all_reduce", bucket.rest_axes, shard * element_bytes, stage)
         return total
 
     def _activation_bytes(self) -> int:

@@ -11,6 +11,8 @@ GRADIENT = "gradient"
 """Kind of communication: reductions of gradients."""
 GATHER = "gather"
 """Kind of communication: ZeRO-3 gathers of parameters, prefetched."""
+UPDATED = "updated"
+"""Kind of communication: gathers of updated parameters (ZeRO 1 and 2)."""
 
 
 def background(
@@ -42,6 +44,26 @@ def last_gradients(program: Program, instructions: Sequence[Instruction]) -> Map
             if read is not None and read.parameter in bucket_of:
                 made[bucket_of[read.parameter]] = position + 1
     return made
+
+
+def first_reads(program: Program, instructions: Sequence[Instruction]) -> Mapping[int, int]:
+    """Per bucket the position of the first instruction that reads one of its parameters forward."""
+    bucket_of = {name: bucket.id for bucket in program.decisions.buckets for name in bucket.parameters}
+    tensors = program.graph.tensors
+    found: dict[int, int] = {}
+    for position, instruction in enumerate(instructions):
+        match instruction:
+            case Compute(phase=Phase.FORWARD, operator=index):
+                names = [operand.tensor for operand in program.decisions.operators[index].inputs if operand is not None]
+            case Redistribute(phase=Phase.FORWARD, redistribution=edge):
+                names = [program.decisions.redistributions[edge].tensor]
+            case _:
+                continue
+        for name in names:
+            read = tensors[name].read
+            if read is not None and read.parameter in bucket_of:
+                found.setdefault(bucket_of[read.parameter], position)
+    return found
 
 
 class Regions:

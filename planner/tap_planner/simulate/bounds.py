@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tap_planner.cluster import Cluster
+from tap_planner.plan import Overlap
 from tap_planner.program import Program
 from tap_planner.schedule import Work
+from tap_planner.simulate.loads import level_loads
 from tap_planner.simulate.passes import Pass
-from tap_planner.simulate.slots import Slots
+from tap_planner.simulate.slots import Slots, ways
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class LowerBounds:
     link_ns: int
     """The transfers over the busiest link in one direction; between devices of a cluster, over the busiest channel."""
     level_ns: int
-    """What one stage's collectives send over the busiest level of the topology."""
+    """What one stage's collectives, and its transfers over one link, send over the busiest level of the topology."""
 
     @property
     def step_ns(self) -> int:
@@ -33,10 +35,11 @@ class LowerBounds:
 
 
 def lower_bounds(
-    program: Program, cluster: Cluster, *, overlap: bool | None = None, devices: Sequence[int] = ()
+    program: Program, cluster: Cluster, *, overlap: Overlap | None = None, devices: Sequence[int] = ()
 ) -> LowerBounds:
     """Bound the step of a Program from below; arguments as ``simulate``."""
-    return _Bounds(Slots(program, cluster, overlap=overlap, devices=devices)).result()
+    every = [Slots(program, cluster, overlap=way, devices=devices) for way in ways(overlap)]
+    return min((_Bounds(slots).result() for slots in every), key=lambda bounds: bounds.step_ns)
 
 
 class _Bounds:
@@ -55,6 +58,7 @@ class _Bounds:
         """All of them."""
         stages = range(len(self._slots.orders))
         passes = self._slots.passes
+        loads = level_loads(passes, self._slots.orders)
         ends = [
             self._begin[index] + passes[index].main_ns + self._endings_ns[stage]
             for stage in stages
@@ -64,7 +68,7 @@ class _Bounds:
             critical_path_ns=max(ends, default=0),
             stage_ns=max((self._stage_ns(stage) for stage in stages), default=0),
             link_ns=max(self._links().values(), default=0),
-            level_ns=max((ns for stage in stages for ns in self._levels(stage).values()), default=0),
+            level_ns=max((ns for load in loads for ns in load.values()), default=0),
         )
 
     def _walk(self) -> None:
@@ -111,18 +115,6 @@ class _Bounds:
                         links = [(channel,) for channel in channels.between(*route.stages)]
                     for link in links:
                         found[link] += count * route.ns
-        return found
-
-    def _levels(self, stage: int) -> Counter[str]:
-        """Time of a stage's collectives by level of the topology; one level carries one at a time."""
-        found: Counter[str] = Counter()
-        for index, count in self._counts[stage].items():
-            each = self._slots.passes[index]
-            for piece in (*(piece for pieces in each.main for piece in pieces), *each.background):
-                found.update(dict.fromkeys(piece.levels, count * piece.ns))
-        for jobs in self._slots.orders[stage].loose.values():
-            for job in jobs:
-                found.update(dict.fromkeys(job.levels, job.ns))
         return found
 
 

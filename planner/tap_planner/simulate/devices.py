@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 from collections.abc import Sequence
 
 from tap_planner.cluster import Cluster
@@ -16,9 +14,9 @@ _HINT = "Give the devices of the placed plan that the program was lowered from, 
 
 
 def kinds_of(cluster: Cluster, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Per rank its kind of device, index into ``Cluster.devices``: ranks run through the node groups in order."""
-    ends = list(itertools.accumulate(group.num_devices for group in cluster.node_groups))
-    return tuple(bisect.bisect_right(ends, rank) for rank in ranks)
+    """Per rank its kind of device, index into ``Cluster.devices``."""
+    kinds = cluster.kind_of_ranks()
+    return tuple(int(kinds[rank]) for rank in ranks)
 
 
 class Channels:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
-from tap_planner.cluster import Cluster, Device, Mesh, MeshAxis
+from tap_planner.cluster import Cluster, Device, Mesh, MeshAxis, slowest_device, stage_kinds
 from tap_planner.cost import ComputeModel, PriceList, operator_times_ns, prices_of
 from tap_planner.graph import TensorKind
 from tap_planner.operators import rule_of
 from tap_planner.plan import ParameterDecision
 from tap_planner.program import (
     Compute,
+    GatherParameters,
+    GatherUpdated,
     Instruction,
     Part,
     Phase,
     Program,
     Receive,
+    Redistribute,
+    ReduceGradients,
+    ReduceShards,
     Send,
     instruction_collectives,
     local_factor_sizes,
@@ -42,7 +48,8 @@ class Durations:
         which: what is counted; with ``PriceList.VOLUME`` bytes sent take the place of nanoseconds.
         devices: by stage, the rank in ``cluster`` of its one device (a device placement): what the stage computes takes
             what it takes on that kind of device, and links are those between these devices. Empty: ranks in order, all
-            of the cluster, and every stage is as slow as the slowest kind.
+            of the cluster; where its nodes are unlike, each stage is as slow as the slowest of its own devices.
+        all_on: everything takes what it takes on this stage, wherever it lies; None: what it takes where it lies.
 
     Raises:
         UsageError: ``devices`` do not fit the program, or the cluster.
@@ -55,9 +62,11 @@ class Durations:
         cluster: Cluster,
         which: PriceList = PriceList.TIME,
         devices: Sequence[int] = (),
+        all_on: int | None = None,
     ) -> None:
         decisions = program.decisions
         self._program = program
+        self._all_on = all_on
         self._mesh_shape = decisions.mesh_shape
         axes = tuple(MeshAxis(name=axis.name, size=axis.size) for axis in decisions.axes)
         if devices:
@@ -69,11 +78,13 @@ class Durations:
         self.links = self._prices.collectives
         """Costs of collectives."""
         self._devices = tuple(devices)
+        self._reserved_bytes = cluster.reserved_memory_bytes
+        self._has_unlike_stages = bool(cluster.node_groups) and decisions.num_stages > 1 and not devices
         self._computes = self._computes_of(cluster)
         """By stage, where they have devices of their own; else empty."""
         self._stage_of: list[int] = []
         """By operator, in the same case."""
-        if devices:
+        if self._computes:
             self._stage_of = [program.stage_of(n) for n, chunk in enumerate(program.chunks) for _ in chunk.operators]
         self._levels = [frozenset(axis.levels) for axis in decisions.axes]
         self._kinds: dict[object, int] = {}
@@ -90,36 +101,101 @@ class Durations:
     # -- devices ----------------------------------------------------------------------------------------------------
 
     def _computes_of(self, cluster: Cluster) -> list[ComputeModel]:
-        """One model for each kind of device; of a price list by which operators are free, free ones."""
+        """One model for each kind of stage; of a price list by which operators are free, free ones."""
         make, precision = type(self.compute), self._program.decisions.precision
-        kinds = kinds_of(cluster, self._devices)
-        models = {kind: make(cluster.devices[kind], precision) for kind in set(kinds)}
-        return [models[kind] for kind in kinds]
+        if self._has_unlike_stages:
+            kinds = stage_kinds(cluster, self._program.decisions.num_stages)
+        else:
+            kinds = tuple((kind,) for kind in kinds_of(cluster, self._devices))
+        models: dict[tuple[int, ...], ComputeModel] = {}
+        for of_stage in set(kinds):
+            devices = [cluster.devices[kind] for kind in of_stage]
+            unlike = (devices,) if len(devices) > 1 and make is ComputeModel else ()
+            models[of_stage] = make(slowest_device(devices), precision, *unlike)
+        return [models[of_stage] for of_stage in kinds]
 
     def _compute_at(self, stage: int) -> ComputeModel:
-        return self._computes[stage] if self._computes else self.compute
+        return self._computes[stage if self._all_on is None else self._all_on] if self._computes else self.compute
 
-    def _compute_of(self, index: int) -> ComputeModel:
-        """On which an operator runs."""
-        return self._computes[self._stage_of[index]] if self._computes else self.compute
+    def compute_of(self, index: int) -> ComputeModel:
+        """Of the devices that an operator runs on."""
+        return self._compute_at(self._stage_of[index]) if self._computes else self.compute
+
+    def stage_of(self, instruction: Instruction, stage: int | None = None) -> int | None:
+        """The stage on whose devices an instruction is timed; None where that makes no difference, or where several
+        stages run it: then the slowest counts.
+
+        Args:
+            instruction: of the program.
+            stage: which of several; None: not known.
+        """
+        if not self._has_unlike_stages:
+            return None
+        if stage is not None or self._all_on is not None:
+            return stage if self._all_on is None else self._all_on
+        decisions = self._program.decisions
+        match instruction:
+            case Compute(operator=index):
+                return self._stage_of[index]
+            case Redistribute(redistribution=edge):
+                return self._stage_of[self._operator_of[decisions.redistributions[edge].consumers[0]]]
+            case Receive(phase=Phase.BACKWARD, operator=index):
+                tensor = self._program.graph.operators[index].inputs[0]
+                return self._stage_of[self._makers[tensor]] if tensor in self._makers else None
+            case Receive(operator=index):
+                return self._stage_of[index]
+            case ReduceGradients(bucket=number) | ReduceShards(bucket=number):
+                return self._only_stage(number)
+            case GatherParameters(bucket=number) | GatherUpdated(bucket=number):
+                return self._only_stage(number)
+            case _:
+                return None
+
+    def _only_stage(self, bucket: int) -> int | None:
+        """The stage that holds a bucket, where only one does."""
+        names = self._program.decisions.buckets[bucket].parameters
+        stages = {stage for name in names for stage in self._program.stages_of(name)}
+        return stages.pop() if len(stages) == 1 else None
+
+    @cached_property
+    def _operator_of(self) -> Mapping[str, int]:
+        return {operator.id: index for index, operator in enumerate(self._program.graph.operators)}
+
+    @cached_property
+    def _makers(self) -> Mapping[str | None, int]:
+        """By tensor the operator that makes it."""
+        operators = enumerate(self._program.graph.operators)
+        return {name: index for index, operator in operators for name in operator.outputs}
 
     def _members(self, stages: tuple[int, ...]) -> tuple[int, ...]:
         """Stages, as the links know them."""
         return tuple(self._devices[stage] for stage in stages) if self._devices else stages
 
+    @property
+    def room_bytes(self) -> tuple[int, ...]:
+        """Per stage, the memory of one of its devices that a plan may use."""
+        stages = range(self._program.decisions.num_stages)
+        return tuple(self._compute_at(stage).device.memory_bytes - self._reserved_bytes for stage in stages)
+
     # -- collectives ------------------------------------------------------------------------------------------------
 
-    def collectives(self, instruction: Instruction) -> tuple[Busy, ...]:
-        """The collectives that an instruction issues, each with the levels whose links it uses."""
+    def collectives(self, instruction: Instruction, stage: int | None = None) -> tuple[Busy, ...]:
+        """The collectives that an instruction issues, each with the levels whose links it uses.
+
+        Args:
+            instruction: of the program.
+            stage: which one issues it, where several may; None: the only one, or the slowest.
+        """
         if isinstance(instruction, Compute) and self._is_silent(instruction.operator):
             return ()
         found = instruction_collectives(self._program, instruction)
-        return tuple(self._collective(kind, axes, elements, dtype) for _, kind, axes, elements, dtype in found)
+        stage = self.stage_of(instruction, stage)
+        return tuple(self._collective(kind, axes, elements, dtype, stage) for _, kind, axes, elements, dtype in found)
 
-    def _collective(self, kind: str, axes: tuple[int, ...], elements: int, dtype: str) -> Busy:
-        key = (kind, axes, elements, dtype)
+    def _collective(self, kind: str, axes: tuple[int, ...], elements: int, dtype: str, stage: int | None) -> Busy:
+        key = (kind, axes, elements, dtype, stage)
         if key not in self._collectives:
-            ns = self.links.cost(kind, axes, self.compute.tensor_bytes(dtype, elements)).ns
+            ns = self.links.cost(kind, axes, self.compute.tensor_bytes(dtype, elements), stage).ns
             self._collectives[key] = Busy(ns, self._levels_of(axes))
         return self._collectives[key]
 
@@ -186,7 +262,7 @@ class Durations:
         if key not in self._times:
             operator, decision = self._program.graph.operators[index], self._program.decisions.operators[index]
             self._times[key] = operator_times_ns(
-                self._compute_of(index),
+                self.compute_of(index),
                 operator.signature,
                 factor_sizes=local_factor_sizes(self._program, index),
                 input_elements=local_operands(self._program, index),
@@ -217,7 +293,7 @@ class Durations:
                 for o in decision.inputs
             )
             made = tuple(output.placement for output in decision.outputs)
-            key = (self._compute_of(index), operator.signature, decision.strategy, read, made)
+            key = (self.compute_of(index), operator.signature, decision.strategy, read, made)
             self._kind_of[index] = self._kinds.setdefault(key, len(self._kinds))
         return self._kind_of[index]
 

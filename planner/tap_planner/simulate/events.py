@@ -9,7 +9,7 @@ from tap_planner.schedule import Work
 from tap_planner.simulate.closing import OPTIMIZER, Ending
 from tap_planner.simulate.memory import profile_of
 from tap_planner.simulate.passes import Pass
-from tap_planner.simulate.playing import Played, Sent
+from tap_planner.simulate.playback import Played, Sent
 from tap_planner.simulate.sending import StageOrder
 
 MAIN = "main"
@@ -127,7 +127,7 @@ def _transfers(record: StageRecord) -> Iterator[Event]:
 
 
 def _transfer(record: StageRecord, kind: str, sent: Sent) -> Event:
-    out, microbatch, start_ns = sent
+    out, microbatch, start_ns, end_ns = sent
     route = out.route
     chunk = route.chunks[0 if kind == SEND else 1]
     what = "activation" if route.forward else "gradient"
@@ -136,7 +136,7 @@ def _transfer(record: StageRecord, kind: str, sent: Sent) -> Event:
         kind=kind,
         label=f"{what} {microbatch}{record.suffixes[chunk]}",
         start_ns=start_ns,
-        end_ns=start_ns + out.ns,
+        end_ns=end_ns,
         microbatch=microbatch,
         chunk=chunk,
         num_bytes=route.num_bytes,

@@ -69,6 +69,17 @@ def hidden_ns(main: Sequence[Iterable[Busy]], background: Iterable[Background]) 
     return hidden
 
 
+def behind_ns(main: Sequence[Iterable[Busy]], others: Sequence[Background], background: Sequence[Background]) -> int:
+    """How much more is hidden with some jobs than without them.
+
+    Args:
+        main: what the main stream does at each position.
+        others: what else runs in the background.
+        background: the jobs.
+    """
+    return max(0, sum(hidden_ns(main, [*others, *background]).values()) - sum(hidden_ns(main, others).values()))
+
+
 def _fill(
     piece: Busy, position: int, queue: list[Background], left: list[int], first: int, hidden: Counter[str]
 ) -> int:

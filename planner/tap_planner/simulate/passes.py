@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tap_planner.plan import Overlap
 from tap_planner.program import (
     Compute,
     GatherParameters,
@@ -18,10 +19,11 @@ from tap_planner.program import (
     Send,
 )
 from tap_planner.schedule import Work
-from tap_planner.simulate.backgrounds import GATHER, GRADIENT, Regions, background, last_gradients
+from tap_planner.simulate.backgrounds import GATHER, GRADIENT, Regions, background, first_reads, last_gradients
 from tap_planner.simulate.durations import Durations
 from tap_planner.simulate.live import Held, Live
 from tap_planner.simulate.overlap import Background, Busy
+from tap_planner.simulate.products import Behind, Products
 from tap_planner.simulate.routes import TRANSFER, Route, Routes
 
 BLOCKING = "blocking"
@@ -47,12 +49,16 @@ class Pass:
     """Operators."""
     waited_ns: Mapping[str, int]
     """Communication of the main stream, by kind."""
+    behind_ns: int
+    """Communication behind products: part of ``compute_ns``."""
     sends: tuple[tuple[int, Route], ...]
     """Positions at which it sends to other chunks."""
     receives: tuple[tuple[int, Route], ...]
     """Positions at which it waits for other chunks."""
     gradients: Mapping[int, int]
     """Per bucket the position after which this pass adds no more to its gradients."""
+    reads: Mapping[int, int]
+    """Per bucket the position at which this pass first reads its parameters forward; empty where nobody asks."""
     changes: Changes
     """Of one microbatch, see ``Live``."""
 
@@ -69,14 +75,16 @@ class Passes:
         program: the plan, lowered.
         durations: of its instructions.
         routes: of its sends and receives.
-        overlaps: whether anything runs behind the main stream; else it waits for every collective and every send.
+        overlap: what runs behind something else; the main stream waits for every other collective, and for every send
+            where nothing does.
     """
 
-    def __init__(self, program: Program, durations: Durations, routes: Routes, *, overlaps: bool) -> None:
+    def __init__(self, program: Program, durations: Durations, routes: Routes, *, overlap: Overlap) -> None:
         self._program = program
         self._durations = durations
         self._routes = routes
-        self._overlaps = overlaps
+        self._overlap = overlap
+        self._products = Products(program, durations)
         self._regions = Regions(program)
         self._live = Live(program, durations.tensor_bytes)
 
@@ -111,7 +119,8 @@ class Passes:
                 instructions.extend(part.instructions)
             ends.append((work, len(instructions)))
         made = last_gradients(self._program, instructions)
-        streams = _Streams(self._durations, self._routes, self._overlaps)
+        behind = self._products.of(instructions) if self._overlap is Overlap.ALL else {}
+        streams = _Streams(self._durations, self._routes, behind, overlaps=self._overlap is not Overlap.NONE)
         earliest = self._regions.earliest(instructions)
         for position, instruction in enumerate(instructions):
             streams.add(instruction, position, earliest[position], made)
@@ -122,9 +131,11 @@ class Passes:
             background=tuple(streams.background),
             compute_ns=streams.compute_ns,
             waited_ns=streams.waited_ns,
+            behind_ns=sum(each.hidden_ns for each in behind.values()),
             sends=tuple((at, self._routes.of(i)) for at, i in enumerate(instructions) if isinstance(i, Send)),
             receives=tuple((at, self._routes.of(i)) for at, i in enumerate(instructions) if isinstance(i, Receive)),
             gradients=made,
+            reads=first_reads(self._program, instructions) if self._overlap is Overlap.ALL else {},
             changes=tuple(changes),
         )
 
@@ -149,9 +160,10 @@ _PARTS: Mapping[Work, tuple[int, ...]] = {
 class _Streams:
     """The two streams of a pass as they grow, instruction by instruction."""
 
-    def __init__(self, durations: Durations, routes: Routes, overlaps: bool) -> None:
+    def __init__(self, durations: Durations, routes: Routes, behind: Mapping[int, Behind], *, overlaps: bool) -> None:
         self._durations = durations
         self._routes = routes
+        self._behind = behind
         self._overlaps = overlaps
         self.main: list[tuple[Busy, ...]] = []
         self.background: list[Background] = []
@@ -170,6 +182,9 @@ class _Streams:
         if isinstance(instruction, Release):
             self.main.append(())
             return
+        if position in self._behind:
+            self._in_parts(self._behind[position])
+            return
         collectives = self._durations.collectives(instruction)
         match instruction:
             case Compute():
@@ -178,15 +193,20 @@ class _Streams:
                 self._wait(BLOCKING, collectives)
                 self.main.append((Busy(ns), *collectives))
             case GatherParameters():
-                self._behind(GATHER, collectives, earliest, position)
+                self._in_background(GATHER, collectives, earliest, position)
             case ReduceGradients(bucket=bucket) | ReduceShards(bucket=bucket):
-                self._behind(GRADIENT, collectives, made.get(bucket, position), None)
+                self._in_background(GRADIENT, collectives, made.get(bucket, position), None)
             case Send() if not self._overlaps:
                 self._in_front(TRANSFER, (Busy(self._routes.of(instruction).ns),))
             case _:
                 self._in_front(BLOCKING, collectives)
 
-    def _behind(self, kind: str, collectives: Sequence[Busy], start: int, needed: int | None) -> None:
+    def _in_parts(self, given: Behind) -> None:
+        self.compute_ns += given.compute_ns
+        self.waited_ns[BLOCKING] += given.waited_ns
+        self.main.append(given.pieces)
+
+    def _in_background(self, kind: str, collectives: Sequence[Busy], start: int, needed: int | None) -> None:
         if self._overlaps:
             self.background.extend(background(kind, collectives, start=start, needed=needed))
             self.main.append(())

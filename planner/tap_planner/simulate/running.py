@@ -6,10 +6,12 @@ the pass does not have to finish (reductions that only the end of the step waits
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tap_planner.simulate.intervals import Intervals, joined
 from tap_planner.simulate.overlap import Background, Busy, Levels
 
 
@@ -41,6 +43,30 @@ class Job:
         return self.left_ns == 0
 
 
+Move = tuple[int, int, Levels]
+"""From when to when the background moved, over which levels."""
+
+
+class Kept:
+    """When the background stands still for something else.
+
+    Args:
+        moves: of that, in times of the clock.
+    """
+
+    def __init__(self, moves: Iterable[Move]) -> None:
+        self._moves = tuple(moves)
+        self._known: dict[Levels, Intervals] = {}
+        self.until_ns: int = max((end for _, end, _ in self._moves), default=0)
+        """The last of it."""
+
+    def of(self, levels: Levels) -> Intervals:
+        """What needs some levels."""
+        if levels not in self._known:
+            self._known[levels] = joined((a, b) for a, b, used in self._moves if not levels.isdisjoint(used))
+        return self._known[levels]
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A job that is done."""
@@ -62,6 +88,8 @@ class Run:
     """What the main stream waited for of the background, by kind."""
     spans: tuple[Span, ...]
     """What of the background was done."""
+    moves: tuple[Move, ...]
+    """When it moved, in order."""
 
 
 class Streams:
@@ -112,8 +140,34 @@ class Streams:
         return run
 
 
+def run_bound(
+    main: Sequence[Iterable[Busy]],
+    carried: Iterable[Job],
+    bound: Iterable[Background],
+    loose: Iterable[Background],
+    *,
+    start_ns: int,
+    kept: Kept,
+) -> tuple[Run, tuple[Job, ...]]:
+    """Run a pass in which nothing of the background moves but what it must finish and what is queued in front of that.
+
+    Args:
+        main: what the main stream does at each position.
+        carried: jobs of earlier passes, first come first.
+        bound: background that it must finish.
+        loose: background that it may leave.
+        start_ns: when it starts.
+        kept: what the background stands still for.
+
+    Returns:
+        The pass, and what is left, in the order of the queue.
+    """
+    running = _Running(main, carried, bound, loose, start_ns, only_bound=True, kept=kept)
+    return running.result(is_last=False), running.waiting()
+
+
 class _Running:
-    """Working state of ``Streams.run``."""
+    """Working state of ``Streams.run`` and ``run_bound``."""
 
     def __init__(
         self,
@@ -122,17 +176,25 @@ class _Running:
         bound: Iterable[Background],
         loose: Iterable[Background],
         start_ns: int,
+        *,
+        only_bound: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         self._main = main
+        self._kept, self._kept_ns = kept, 0 if kept is None else kept.until_ns
         self._start = start_ns
         end = len(main)
         jobs = [*(Job(given, bound=True) for given in bound), *(Job(given, bound=False) for given in loose)]
         jobs.sort(key=lambda job: (job.start, end if job.needed is None else job.needed))  # stable: then as listed
         self._queue = [*carried, *jobs]
+        self._bound = max((number + 1 for number, job in enumerate(self._queue) if job.bound), default=0)
+        """How many of the queue must be done at the end."""
+        self._movable = self._bound if only_bound else len(self._queue)
         self._first = 0
         self._clock = start_ns
         self._exposed: Counter[str] = Counter()
         self._spans: list[Span] = []
+        self._moves: list[Move] = []
 
     def result(self, *, is_last: bool) -> Run:
         waits = {job.needed: number + 1 for number, job in enumerate(self._queue) if job.needed is not None}
@@ -144,14 +206,18 @@ class _Running:
             for piece in pieces:
                 self._pass_by(piece, position)
         offsets.append(self._clock - self._start)
-        bound = (number + 1 for number, job in enumerate(self._queue) if job.bound or is_last)
-        self._wait(max(bound, default=0))
+        self._wait(len(self._queue) if is_last else self._bound)
         return Run(
             offsets_ns=tuple(offsets),
             duration_ns=self._clock - self._start,
             exposed_ns=self._exposed,
             spans=tuple(self._spans),
+            moves=tuple(self._moves),
         )
+
+    def waiting(self) -> tuple[Job, ...]:
+        """What is not done, in the order of the queue."""
+        return tuple(self._queue[self._first :])
 
     def left(self) -> list[Job]:
         """What is carried on, in the order of the queue."""
@@ -163,27 +229,47 @@ class _Running:
     def _wait(self, count: int) -> None:
         """The main stream waits until so many of the queue are done."""
         while self._first < count:
-            left_ns = self._queue[self._first].left_ns
-            self._exposed[self._queue[self._first].kind] += left_ns
-            self._move(left_ns, self._clock)
-            self._clock += left_ns
+            job = self._queue[self._first]
+            begin, done = self._open(job, self._clock)
+            self._exposed[job.kind] += done
+            self._move(job, done, begin)
+            self._clock = begin + done
 
     def _pass_by(self, piece: Busy, position: int) -> None:
         """A piece of the main stream, and what of the background runs behind it."""
-        begin, time = self._clock, piece.ns
-        while time > 0 and self._first < len(self._queue):
+        clock, end = self._clock, self._clock + piece.ns
+        while clock < end and self._first < self._movable:
             job = self._queue[self._first]
             if job.start > position or not piece.levels.isdisjoint(job.levels):
                 break
-            done = min(time, job.left_ns)
-            self._move(done, begin)
-            begin += done
-            time -= done
-        self._clock += piece.ns
+            done = job.left_ns
+            if clock < self._kept_ns:
+                clock, done = self._open(job, clock)
+                if clock >= end:
+                    break
+            if done > end - clock:
+                done = end - clock
+            self._move(job, done, clock)
+            clock += done
+        self._clock = end
 
-    def _move(self, done_ns: int, clock_ns: int) -> None:
+    def _open(self, job: Job, clock: int) -> tuple[int, int]:
+        """From when on nothing keeps a job, not before some time, and for how long, as far as it needs that."""
+        left = job.left_ns
+        if self._kept is None or clock >= self._kept_ns or not left:
+            return clock, left
+        kept = self._kept.of(job.levels)
+        index = bisect_right(kept.ends, clock)
+        if index < len(kept.starts) and kept.starts[index] <= clock:
+            clock = kept.ends[index]
+            index += 1
+        return clock, min(left, kept.starts[index] - clock) if index < len(kept.starts) else left
+
+    def _move(self, job: Job, done_ns: int, clock_ns: int) -> None:
         """Let the first of the queue move."""
-        job = self._queue[self._first]
+        begin = clock_ns - self._start
+        if done_ns:
+            self._moves.append((begin, begin + done_ns, job.levels))
         if job.move(done_ns, clock_ns):
-            self._spans.append(Span(job.kind, job.began_ns - self._start, clock_ns + done_ns - self._start))
+            self._spans.append(Span(job.kind, job.began_ns - self._start, begin + done_ns))
             self._first += 1

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tap_planner.schedule import Work
 from tap_planner.simulate.devices import Channels
-from tap_planner.simulate.overlap import Background
+from tap_planner.simulate.overlap import Background, Levels
 from tap_planner.simulate.passes import Pass
 from tap_planner.simulate.routes import Route
 from tap_planner.simulate.running import Run
@@ -47,6 +47,9 @@ class Out(NamedTuple):
     route: Route
     direction: str
     """``next`` or ``previous`` where each has links of its own; else empty."""
+    levels: Levels
+    """Whose links it uses together with what its two stages do; none where it stands still for nothing: over channels,
+    and where its stage waits for it."""
 
 
 def outs_of(
@@ -94,10 +97,16 @@ def outs_of(
                     lead_ns=leads[route.operator, route.forward],
                     route=route,
                     direction=direction,
+                    levels=frozenset() if channels is not None or is_waited_for(each, position) else route.levels,
                 )
             )
         found.append(tuple(outs))
     return found
+
+
+def is_waited_for(given: Pass, position: int) -> bool:
+    """Whether the main stream of a pass waits for what it sends at a position."""
+    return any(piece.ns for piece in given.main[position])
 
 
 def _turns(passes: Sequence[Pass]) -> list[int]:

@@ -6,29 +6,34 @@ One rank stands for each stage: the ranks of a stage do the same. docs/simulator
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tap_planner.cluster import Cluster
+from tap_planner.plan import Overlap
 from tap_planner.program import Program
-from tap_planner.simulate.closing import OPTIMIZER, Ending
+from tap_planner.simulate.backgrounds import UPDATED
+from tap_planner.simulate.closing import OPTIMIZER, Ending, Slot
 from tap_planner.simulate.events import StageRecord
 from tap_planner.simulate.memory import Peak, Peaks, stored_by
 from tap_planner.simulate.playing import Played, play
+from tap_planner.simulate.products import PRODUCT
 from tap_planner.simulate.routes import TRANSFER
-from tap_planner.simulate.slots import Slots
+from tap_planner.simulate.sending import StageOrder
+from tap_planner.simulate.slots import Slots, ways
 from tap_planner.simulate.timeline import StageMemory, StageTimeline, Timeline
 
 
 def simulate(
-    program: Program, cluster: Cluster, *, overlap: bool | None = None, devices: Sequence[int] = ()
+    program: Program, cluster: Cluster, *, overlap: Overlap | None = None, devices: Sequence[int] = ()
 ) -> Timeline:
     """Simulate one step of a Program.
 
     Args:
         program: the plan, lowered.
         cluster: the devices that its stages use (``part_of``); with ``devices``, all that there are.
-        overlap: whether anything runs behind the main stream of a stage; else it waits for every collective, and for
-            every transfer that it sends. None: as the cluster's library can (gloo: nothing).
+        overlap: what runs behind something else; a stage waits for every other collective, and with ``Overlap.NONE``
+            for every transfer that it sends. None: as the cluster's library can (gloo: nothing).
         devices: by stage, the rank in ``cluster`` of its one device (a device placement, ``PlacedPlan.devices``), on
             whose kind and links it is timed: transfers queue at what they share there. Empty: ranks in order, all of
             the cluster, at the pace of the slowest.
@@ -38,7 +43,19 @@ def simulate(
             the cluster.
         ClusterError: a device has no peak that serves the precision.
     """
-    return _Simulation(program, Slots(program, cluster, overlap=overlap, devices=devices)).timeline()
+    every = [Slots(program, cluster, overlap=way, devices=devices) for way in ways(overlap)]
+    return min((_Simulation(program, slots).timeline() for slots in every), key=lambda timeline: timeline.step_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The end of a step."""
+
+    endings: tuple[tuple[Ending, ...], ...]
+    """Per stage."""
+    behind_ns: Sequence[int]
+    """Per stage what of its gathers runs behind the next step."""
+    step_ns: int
 
 
 class _Simulation:
@@ -52,27 +69,53 @@ class _Simulation:
     def timeline(self) -> Timeline:
         """Play it, and account for it."""
         played = play(self._passes, self._orders, self._channels)
-        endings = self._closing.endings([each.free_ns for each in played])
+        ended = self._ended(played)
+        endings, behind_ns, step_ns = ended.endings, ended.behind_ns, ended.step_ns
         peaks = Peaks(self._passes)
-        ends = [end[-1].end_ns if end else each.free_ns for end, each in zip(endings, played, strict=True)]
-        step_ns = max(ends, default=0)
         return Timeline(
             step_ns=step_ns,
             stages=tuple(
-                self._stage(stage, step_ns, each, endings[stage], peaks.of(self._orders[stage], each))
+                self._stage(stage, step_ns, each, endings[stage], behind_ns[stage], peaks.of(self._orders[stage], each))
                 for stage, each in enumerate(played)
             ),
         )
 
-    def _stage(self, stage: int, step_ns: int, played: Played, endings: Sequence[Ending], peak: Peak) -> StageTimeline:
+    def _ended(self, played: Sequence[Played]) -> _Ended:
+        """The end of the step: gathers of updated parameters behind the next step, as far as they go; where that ends
+        later, none of them."""
+        nothing = (0,) * len(played)
+        slots = map(self._slots_of, self._orders, played)
+        behind_ns = tuple(self._closing.behind_next_ns(stage, of_stage) for stage, of_stage in enumerate(slots))
+        every = [self._ended_with(played, behind_ns)] if any(behind_ns) else []
+        return min((*every, self._ended_with(played, nothing)), key=lambda ended: ended.step_ns)
+
+    def _ended_with(self, played: Sequence[Played], behind_ns: Sequence[int]) -> _Ended:
+        """The same with gathers that run so long behind the next step. A stage that waits for the rest there holds up
+        all others."""
+        endings = self._closing.endings([each.free_ns for each in played], behind_ns)
+        ends = [end[-1].end_ns if end else each.free_ns for end, each in zip(endings, played, strict=True)]
+        if any(behind_ns):
+            late = [sum(e.end_ns - e.start_ns for e in of_stage if e.kind == UPDATED) for of_stage in endings]
+            ends = [end - own + max(late) for end, own in zip(ends, late, strict=True)]
+        return _Ended(endings, behind_ns, max(ends, default=0))
+
+    def _slots_of(self, order: StageOrder, played: Played) -> Iterator[Slot]:
+        free_ns = 0
+        for index, start_ns, run in zip(order.passes, played.starts_ns, played.runs, strict=True):
+            yield Slot(self._passes[index], start_ns - free_ns)
+            free_ns = start_ns + run.duration_ns
+
+    def _stage(
+        self, stage: int, step_ns: int, played: Played, endings: Sequence[Ending], behind_ns: int, peak: Peak
+    ) -> StageTimeline:
         order = self._orders[stage]
-        communication, exposed = Counter[str](), Counter[str]()
+        communication, exposed = Counter[str]({UPDATED: behind_ns}), Counter[str]()
         compute_ns = sum(ending.end_ns - ending.start_ns for ending in endings if ending.kind == OPTIMIZER)
         for index, count in Counter(order.passes).items():
             each = self._passes[index]
             compute_ns += count * each.compute_ns
             _add(exposed, each.waited_ns.items(), count)
-            _add(communication, each.waited_ns.items(), count)
+            _add(communication, (*each.waited_ns.items(), (PRODUCT, each.behind_ns)), count)
             _add(communication, ((job.kind, job.ns) for job in each.background), count)
             _add(communication, ((TRANSFER, route.ns) for _, route in each.receives), count)
         for jobs in order.loose.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tap_planner.cluster import Cluster
+from tap_planner.plan import AS_LIBRARY, Overlap, overlap_of
 from tap_planner.program import Program
 from tap_planner.schedule import PipelineSchedule, Work
 from tap_planner.simulate.closing import Closing
@@ -19,6 +20,15 @@ _Order = tuple[tuple[int, ...], tuple[int, ...]]
 """Per slot of a stage the index of its pass, and its microbatch."""
 
 
+def ways(overlap: Overlap | None) -> tuple[Overlap | None, ...]:
+    """How a step may be run, of which the faster way counts.
+
+    What runs behind a product uses links that something in the background may have needed then: where that costs more
+    than it gains, products are left alone.
+    """
+    return (overlap, Overlap.DATA) if overlap is Overlap.ALL else (overlap,)
+
+
 class Slots:
     """Everything that playing a Program needs.
 
@@ -27,22 +37,23 @@ class Slots:
     Args:
         program: the plan, lowered.
         cluster: the devices that its stages use; with ``devices``, all that there are.
-        overlap: whether anything runs behind the main stream; None: unless the library is gloo.
+        overlap: what runs behind something else; None: as the cluster's library can.
         devices: by stage, the rank in ``cluster`` of its one device, see ``Durations``.
     """
 
     def __init__(
-        self, program: Program, cluster: Cluster, *, overlap: bool | None = None, devices: Sequence[int] = ()
+        self, program: Program, cluster: Cluster, *, overlap: Overlap | None = None, devices: Sequence[int] = ()
     ) -> None:
         self._program = program
-        overlaps = cluster.library != "gloo" if overlap is None else overlap
+        overlap = overlap or overlap_of(AS_LIBRARY, cluster.library)
         self.places = Places(program)
         """Where parameters lie."""
         durations = Durations(program, cluster, devices=devices)
         self.channels = Channels(cluster, devices) if devices else None
         """What transfers between stages occupy, where these are devices of the cluster."""
-        self._making = Passes(program, durations, Routes(program, self.places, durations), overlaps=overlaps)
-        self.closing = Closing(program, self.places, durations, overlaps=overlaps)
+        routes = Routes(program, self.places, durations, None if devices else cluster)
+        self._making = Passes(program, durations, routes, overlap=overlap)
+        self.closing = Closing(program, self.places, durations, overlap=overlap)
         """The end of the step."""
         pipeline = program.decisions.pipeline
         passes, orders = self._plain() if pipeline is None else self._scheduled(pipeline.schedule)

@@ -2,17 +2,22 @@
 
 One process per stage, one thread per stream, a counter for the memory. Format: "Trace Event Format" (Google, 2016),
 JSON object form: complete events (``X``), counters (``C``) and metadata (``M``); times in microseconds.
+
+Processes and threads are numbered as by Linux: none is 0, no two threads share a number, the main one has that of its
+process. Perfetto takes the latter and a thread 0 for one (src/trace_processor/importers/common/process_tracker.cc): two
+streams would be drawn as one, without what overlaps.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from tap_planner.errors import UsageError
 from tap_planner.files import write_whole
-from tap_planner.simulate.events import Event
+from tap_planner.simulate.events import MAIN, Event, MemoryPoint
 from tap_planner.simulate.timeline import StageTimeline, Timeline
 
 _NS_PER_US = 1000
@@ -20,7 +25,8 @@ _NS_PER_US = 1000
 
 def to_trace(timeline: Timeline) -> dict[str, object]:
     """The trace as a JSON document."""
-    events = [event for stage in timeline.stages for event in _stage_events(stage)]
+    numbers = itertools.count(len(timeline.stages) + 1)
+    events = [event for stage in timeline.stages for event in _stage_events(stage, numbers)]
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
@@ -34,13 +40,14 @@ def write_trace(timeline: Timeline, path: Path) -> None:
     write_whole(path, lambda file: file.write(text.encode()), UsageError, "Choose another place for the trace.")
 
 
-def _stage_events(stage: StageTimeline) -> Iterator[dict[str, object]]:
-    process = stage.stage
-    yield _metadata("process_name", process, 0, f"stage {stage.stage}")
+def _stage_events(stage: StageTimeline, numbers: Iterator[int]) -> Iterator[dict[str, object]]:
+    """What a stage does; ``numbers`` are those that threads may have."""
+    process = stage.stage + 1
+    yield _metadata("process_name", process, process, f"stage {stage.stage}")
     threads: dict[str, int] = {}
     for event in stage.events:
         if event.stream not in threads:
-            threads[event.stream] = len(threads)
+            threads[event.stream] = process if event.stream == MAIN else next(numbers)
             yield _metadata("thread_name", process, threads[event.stream], event.stream)
         yield _complete(event, process, threads[event.stream])
     yield from _counters(stage, process)
@@ -65,17 +72,23 @@ def _complete(event: Event, process: int, thread: int) -> dict[str, object]:
 
 
 def _counters(stage: StageTimeline, process: int) -> Iterator[dict[str, object]]:
-    """Bytes by kind, three times a slot; of several changes at one time the last."""
-    at_times = {point.time_ns: point for point in stage.memory_of_slots}
-    for time_ns, point in sorted(at_times.items()):
-        yield {
-            "ph": "C",
-            "name": "memory",
-            "pid": process,
-            "ts": time_ns / _NS_PER_US,
-            "args": {
-                "stored": stage.memory.stored_bytes,
-                "activations": point.activation_bytes,
-                "working": point.working_bytes,
-            },
-        }
+    """Bytes by kind, three times a slot; of several changes at one time the highest, then the last."""
+    for time_ns, changes in itertools.groupby(sorted(stage.memory_of_slots, key=_time_ns), key=_time_ns):
+        points = list(changes)
+        highest = max(points, key=lambda point: point.activation_bytes + point.working_bytes)
+        for point in dict.fromkeys((highest, points[-1])):
+            yield {
+                "ph": "C",
+                "name": "memory",
+                "pid": process,
+                "ts": time_ns / _NS_PER_US,
+                "args": {
+                    "stored": stage.memory.stored_bytes,
+                    "activations": point.activation_bytes,
+                    "working": point.working_bytes,
+                },
+            }
+
+
+def _time_ns(point: MemoryPoint) -> int:
+    return point.time_ns
