@@ -19,6 +19,7 @@ from tap_planner.graph import Graph
 from tap_planner.operators import ComputeKind
 from tap_planner.schedule import Durations, PipelineSchedule, make_schedule, makespan
 from tap_planner.search import CostedModel, Pipeline, Recompute, StrategyFilter, build_model, fold_assignment
+from tap_planner.search.capacity import least_on
 from tap_planner.search.graph_index import GraphIndex
 from tap_planner.search.pricing import price_choices
 from tap_planner.search.stage_weights import stage_shares
@@ -221,13 +222,38 @@ def test_prices_of_stages_are_those_of_the_stage_that_counts_least() -> None:
 
 def test_stages_count_as_they_are_fast() -> None:
     """Of two stages the faster one counts as much more as it is faster; what all count together is a whole."""
-    graph = next(iter([_large()]))
+    graph = _large()
     cluster = cluster_of("unlike", 2, 2)
     slow, fast = stage_shares(graph, cluster, "bf16", Pipeline(num_stages=2, schedule="zb-h1"), 8)
     times = [cluster.devices[kind].matrix_rate("bfloat16") or 0 for kind in (0, 1)]
     assert float(fast.once / slow.once) == pytest.approx(times[1] / times[0], rel=0.35)
     assert Fraction(199, 100) < slow.once + fast.once <= 2
     assert (slow.repeated, slow.backward) == (slow.once, slow.once)
+
+
+@pytest.mark.parametrize(("schedule", "filled"), [("1f1b", 1), ("fill-drain", 1), ("zb-h1", 0)])
+@pytest.mark.parametrize("microbatches", [1, 2, 8])
+def test_everything_counts_alike_on_all_stages(schedule: str, filled: int, microbatches: int) -> None:
+    """What a stage would take for everything counts the same on each, unless it is too much without a part already."""
+    cluster = cluster_of("unlike", 4, 2)
+    pipeline = Pipeline(num_stages=4, schedule=schedule)
+    graph = _large()
+    shares = {share.stage: share for share in stage_shares(graph, cluster, "bf16", pipeline, microbatches)}
+    times = {
+        stage: sum(least_on(graph, cluster.devices[kind], cluster.devices[kind : kind + 1], "bf16", 2))
+        for stage, kind in ((0, 0), (1, 1))
+    }
+    assert sorted(shares) == [0, 1]
+    counted = {stage: float(share.backward) * times[stage] for stage, share in shares.items()}
+    parts = {s: share.backward * pipeline.passes(microbatches).backward / 4 - filled for s, share in shares.items()}
+    slope = microbatches - filled
+    assert parts[0] + 3 * parts[1] <= slope and parts[0] >= 0
+    if parts[0]:
+        assert counted[0] == pytest.approx(counted[1], rel=1e-4)
+        assert float(parts[0] + 3 * parts[1]) == pytest.approx(slope, rel=1e-4)
+    elif slope:
+        assert counted[0] > counted[1]
+    assert float(shares[0].once) * times[0] == pytest.approx(float(shares[1].once) * times[1], rel=1e-4)
 
 
 def _large() -> Graph:

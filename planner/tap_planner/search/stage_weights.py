@@ -1,9 +1,9 @@
 """How much the times of unlike stages count where all of them are searched together.
 
 A makespan is at least what ``Pipeline.passes`` says of every stage, and what is done at the end of the step takes as
-long as on the slowest stage. So a step takes at least any mean of these. Here stages count as they are fast: by the
-part of all work that each does where all take equally long. Then it is nearly the same on which stage something lies,
-and the mean is near the step. For stages that are alike it is the bound that is used for them.
+long as on the slowest stage. So a step takes at least any mean of these. Here stages count so that it is nearly the
+same on which of them something lies: then the mean is near a step whose stages are well cut. For stages that are alike
+it is the bound that is used for them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def stage_shares(
     alike = alike_stages(cluster, stages)
     if len(set(alike)) == 1:
         return ()
-    parts = _parts_of_work(graph, of_stages, precision, cluster.num_devices // stages)
+    times = _times(graph, of_stages, precision, cluster.num_devices // stages)
+    parts, once = _even(times, pipeline, microbatches), _even(times)
     passes = pipeline.passes(microbatches)
     found: dict[int, StageShare] = {}
     for stage, part in enumerate(parts):
@@ -51,22 +52,46 @@ def stage_shares(
             devices=of_stages[stage],
             repeated=min(of_forward, of_backward),  # what runs again, and what is sent, is done in both
             backward=of_backward,
-            once=stages * part,
+            once=stages * once[stage],
         )
         found[share.stage] = min(found.get(share.stage, share), share, key=lambda one: one.repeated)
     return tuple(found.values())
 
 
-def _parts_of_work(
-    graph: Graph, of_stages: Sequence[tuple[Device, ...]], precision: str, devices: int
-) -> list[Fraction]:
-    """Per stage its part of the work, were all to take equally long; together they are a whole at most."""
-    times = {
+def _times(graph: Graph, of_stages: Sequence[tuple[Device, ...]], precision: str, devices: int) -> list[int]:
+    """Per stage what it would take for everything."""
+    known = {
         kinds: max(sum(least_on(graph, slowest_device(kinds), kinds, precision, devices)), 1)
         for kinds in dict.fromkeys(of_stages)
     }
-    whole = sum(Fraction(1, times[kinds]) for kinds in of_stages)
-    return [_cut_off(Fraction(1, times[kinds]) / whole) for kinds in of_stages]
+    return [known[kinds] for kinds in of_stages]
+
+
+def _even(times: Sequence[int], pipeline: Pipeline | None = None, microbatches: int = 1) -> list[Fraction]:
+    """Per stage how much it counts, so that its part of the mean is the same for all; together a whole at most.
+
+    A backward on a stage counts a + k x with the part x of the stage (``Pipeline.stage_passes``): (a + k x) t is to be
+    the same for all of them, or x is 0 where that is too large already.
+
+    Args:
+        times: per stage what it would take for everything.
+        pipeline: says a and k; None: a = 0 and k = 1.
+        microbatches: their number.
+    """
+    if pipeline is None:
+        least, slope = Fraction(0), Fraction(1)
+    else:
+        (_, least), (_, most) = (pipeline.stage_passes(0, Fraction(part), microbatches) for part in (0, 1))
+        slope = most - least
+    if not slope:
+        return [Fraction(0)] * len(times)
+    counted = list(times)
+    while True:
+        whole = (slope + least * len(counted)) / sum(Fraction(1, time) for time in counted)
+        kept = [time for time in counted if whole > least * time]
+        if len(kept) == len(counted):
+            return [_cut_off(max((whole / time - least) / slope, Fraction(0))) for time in times]
+        counted = kept
 
 
 def _cut_off(share: Fraction) -> Fraction:
