@@ -15,7 +15,7 @@ import pytest
 
 from tap_planner import api, rerunning
 from tap_planner.plan import RECOMPUTES, Decisions, PlanOptions, PlanRequest, cut_decisions
-from tap_planner.program import lower
+from tap_planner.program import Program, lower
 from tap_planner.rerunning import Reruns
 from tap_planner.schedule import (
     PipelineSchedule,
@@ -46,7 +46,7 @@ class Planned:
         part = next(part for part in prepared.requests if part.microbatches == BATCH)
         free = search(part)
         result = search(replace(part, limit_bytes=int(free.memory_bytes * share)))
-        self.graph = result.folded.graph
+        self.graph, self.cluster = result.folded.graph, prepared.cluster
         self.decisions: Decisions = result.decisions
         assert part.pipeline is not None
         self.schedule: PipelineSchedule = part.pipeline.at(BATCH)
@@ -207,3 +207,81 @@ def test_fullest_moments(schedule: str) -> None:
     waiting = peak_bytes(made, whole_bytes=zeros, weight_bytes=(1,) * made.num_virtual_stages)
     for rank, moments in enumerate(fullest_moments(made)):
         assert max(sum(moment.waiting) for moment in moments) == waiting[rank]
+
+
+def test_nothing_runs_again_where_there_is_room(planned: Planned) -> None:
+    """With all the room in the world every repeat has the fastest setting that is known; with none, nothing changes."""
+    reruns, cuts = planned.reruns, tuple(planned.cuts)
+    rows, stages = [0] * len(cuts), planned.schedule.num_stages
+    reruns.place(cuts)
+    before, work = reruns.settings, reruns.work_ns.sum()
+    assert reruns.runs_again
+    assert not reruns.relax(cuts, [0] * stages, rows)
+    while reruns.relax(cuts, [1 << 60] * stages, rows):
+        pass
+    assert reruns.work_ns.sum() < work
+    assert set(settings(reruns.decisions)) == {"none"} and not reruns.runs_again
+    reruns.restore(before)
+    assert reruns.settings == before
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 1.0])
+def test_no_repeat_that_has_room_runs_again(planned: Planned, share: float) -> None:
+    """Stages keep within their rooms, and what still runs again would not fit in another setting that takes less."""
+    reruns, cuts = planned.reruns, tuple(planned.cuts)
+    rows, stages = [0] * len(cuts), planned.schedule.num_stages
+    before = reruns.settings
+    reruns.place(cuts)
+    held = reruns.held(cuts)
+    least, most = min(held), max(held)
+    rooms = [int(least + share * (most - least)) + number for number in range(stages)]
+    fitting = [number for number in range(stages) if held[number] <= rooms[number]]
+    while reruns.relax(cuts, rooms, rows):
+        pass
+    after, work = reruns.settings, reruns.work_ns.sum()
+    now = reruns.held(cuts)
+    assert all(now[stage] <= rooms[stage] for stage in fitting)
+    assert all(now[stage] == held[stage] for stage in set(range(stages)) - set(fitting))
+    for number, setting in enumerate(after):
+        for other in {"none", "selective", "full"} - {setting}:
+            changed = [*after]
+            changed[number] = other
+            try:
+                reruns.restore(changed)
+                is_faster, bytes_then = reruns.work_ns.sum() < work, reruns.held(cuts)
+            except KeyError:
+                continue  # what it takes is not known: it never had that setting
+            assert not is_faster or any(taken > room for taken, room in zip(bytes_then, rooms, strict=True))
+    reruns.restore(before)
+
+
+def test_settings_that_no_repeat_has_are_learnt(planned: Planned) -> None:
+    """Of a plan all of whose repeats run again, what they take and hold otherwise is found out; then they need not."""
+    graph, whole, schedule = planned.graph, planned.decisions, planned.schedule
+
+    def under(setting: str) -> tuple[Program, Durations, np.ndarray, Decisions]:
+        regions = (replace(one, recompute=setting) if one.run is not None else one for one in whole.regions)
+        other = replace(whole, regions=tuple(regions))
+        starts = [graph.operators[cut].id for cut in planned.cuts]
+        trial = lower(*cut_decisions(graph, other, starts, schedule))
+        times = {"none": 1, "selective": 2, "full": 3}
+        ns = [times[region.recompute] for region in other.regions for _ in region.operators]
+        return trial, Durations(trial, planned.cluster), np.array([ns]), other
+
+    trial, durations, work_ns, full = under("full")
+    reruns = Reruns(graph, full, trial, durations, work_ns, schedule, rooms=durations.room_bytes)
+    rows, rooms = [0] * len(planned.cuts), [1 << 60] * schedule.num_stages
+    assert not reruns.relax(planned.cuts, rooms, rows)
+    for setting in ("none", "selective"):
+        reruns.learn(setting, *under(setting)[:3])
+    held = sum(reruns.held(planned.cuts))
+    while reruns.relax(planned.cuts, rooms, rows):
+        pass
+    assert set(settings(reruns.decisions)) == {"none"} and sum(reruns.held(planned.cuts)) > held
+    alone = Reruns(graph, *_two(under("none")), schedule, rooms=durations.room_bytes)
+    assert reruns.held(planned.cuts) == pytest.approx(alone.held(planned.cuts), rel=0.01)
+
+
+def _two(made: tuple[Program, Durations, np.ndarray, Decisions]) -> tuple[Decisions, Program, Durations, np.ndarray]:
+    trial, durations, work_ns, decisions = made
+    return decisions, trial, durations, work_ns

@@ -67,10 +67,11 @@ class LoweredResult:
     cuts: PipelineCuts | None = None
     """Where it is in stages, how else it may be cut."""
 
-    def within(self, limits_bytes: Sequence[int]) -> LoweredResult | None:
-        """The same plan in other stages, of which none holds more than its limit; None where none are known."""
-        program = None if self.cuts is None else self.cuts.within(limits_bytes)
-        return None if program is None else replace(self, program=program, cuts=None)
+    def within(self, limits_bytes: Sequence[int], recomputes: Sequence[str]) -> LoweredResult | None:
+        """The same plan in other stages, of which none holds more than its limit, and whose repeats run again no more
+        than that needs; None where none are known."""
+        program = None if self.cuts is None else self.cuts.within(limits_bytes, self.price.stage_bytes, recomputes)
+        return None if program is None else replace(self, program=program)
 
     def sharing_transfers(self) -> Iterator[LoweredResult]:
         """The same plan, with transfers between its stages shared out over axes of the mesh in other ways."""

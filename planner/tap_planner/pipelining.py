@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PipelineCuts", "sharing_transfers"]
 
+RELAXINGS = 3
+"""How often repeats are asked anew whether they need to run again, as cuts move with them."""
 PLACINGS = 2
 """How often it is asked anew which repeats run again, as cuts move with them."""
-ROOM = 0.98
-"""Of the room, what stages are cut for: what is held while a slot runs is not counted."""
+ROOM = 0.998
+"""Of the limit, what stages are cut for."""
 WIDE = 2
 """Cuts are tried where no more than so many times the bytes cross over that must somewhere (``_needed``)."""
 
@@ -60,35 +62,77 @@ class PipelineCuts:
             if not self._reruns.place(cuts):
                 break
             cuts = self._times.cuts(self._reruns.work_ns) or cuts
-        self._cuts = cuts
+        self._cuts, self._settings = cuts, self._reruns.settings
+        self._held = self._reruns.held(cuts)
+        """What the stages of the last program are estimated to hold."""
+        self._beyond = [0] * schedule.num_stages
+        """Per stage, how much more it was found to hold than estimated."""
 
     def even(self) -> Program:
         """In stages of about equal time."""
         return self._cut(self._cuts)
 
-    def within(self, limits_bytes: Sequence[int]) -> Program | None:
-        """In stages of which none holds more than its limit, as far as that can be told; None where there are none.
+    def within(
+        self, limits_bytes: Sequence[int], taken_bytes: Sequence[int], recomputes: Sequence[str]
+    ) -> Program | None:
+        """In stages of which none holds more than its limit, as far as that can be told, and whose repeats run again no
+        more than that needs; None where there are none, or none but those of equal time.
+
+        What stages hold is estimated; how far that is off is learnt from what they were found to hold before.
 
         Args:
             limits_bytes: per stage, what a device may hold.
+            taken_bytes: per stage, what it holds in the last program that was made.
+            recomputes: how repeats may recompute; none: as many of them run again as before.
         """
-        from tap_planner.cost import workspace_bytes
-
-        whole, reruns, times, cuts = self._result.decisions, self._reruns, self._times, self._cuts
-        num_stages, shape = self._schedule.num_stages, self._result.mesh.shape
-        taken = workspace_bytes(
-            self._cluster, shape, self._graph, whole.precision, training=True, num_stages=num_stages
-        )
-        rooms = [int((limit - taken) * ROOM) for limit in limits_bytes]
+        reruns, times, cuts = self._reruns, self._times, self._cuts
+        off = (taken - held for taken, held in zip(taken_bytes, self._held, strict=True))
+        self._beyond = [max(known, more) for known, more in zip(self._beyond, off, strict=True)]
+        rooms = [int(limit * ROOM) - more for limit, more in zip(limits_bytes, self._beyond, strict=True)]
+        reruns.restore(self._settings)
         for _ in range(PLACINGS):
-            if all(held <= room for held, room in zip(reruns.held(cuts), rooms, strict=True)):
+            if self._fit(cuts, rooms):
                 break
             fitting = times.cuts(reruns.work_ns, reruns.fitting(cuts, rooms))
             if fitting is None:
                 return None
             cuts = fitting
             reruns.place(cuts)
+        if recomputes and reruns.runs_again:
+            cuts = self._relaxed(cuts, rooms, recomputes)
+        if cuts == self._cuts and reruns.settings == self._settings:
+            return None
+        self._held = reruns.held(cuts)
         return self._cut(cuts)
+
+    def _relaxed(self, cuts: tuple[int, ...], rooms: Sequence[int], recomputes: Sequence[str]) -> tuple[int, ...]:
+        """Cuts between which repeats that have room no longer run again, as far as they fit."""
+        self._learn(recomputes)
+        reruns, times = self._reruns, self._times
+        for _ in range(RELAXINGS):
+            changed = False
+            while reruns.relax(cuts, rooms, times.rows):
+                changed = True
+            fitting = times.cuts(reruns.work_ns, reruns.fitting(cuts, rooms))
+            if fitting is None or not self._fit(fitting, rooms) or (fitting == cuts and not changed):
+                break
+            cuts = fitting
+        return cuts
+
+    def _fit(self, cuts: Sequence[int], rooms: Sequence[int]) -> bool:
+        """Whether no stage is estimated to hold more than its room."""
+        return all(held <= room for held, room in zip(self._reruns.held(cuts), rooms, strict=True))
+
+    def _learn(self, recomputes: Sequence[str]) -> None:
+        """Find out what repeats take and hold with settings that none of their kind has."""
+        from tap_planner.program import lower
+
+        graph, whole, schedule = self._graph, self._result.decisions, self._schedule
+        for setting in recomputes:
+            regions = (region if region.run is None else replace(region, recompute=setting) for region in whole.regions)
+            other = replace(whole, regions=tuple(regions))
+            trial = lower(*cut_decisions(graph, other, _even(graph, schedule), schedule))
+            self._reruns.learn(setting, trial, *self._times.of(trial))
 
     def _cut(self, cuts: Sequence[int]) -> Program:
         from tap_planner.program import lower
@@ -168,9 +212,10 @@ class _Times:
         """Per part, how many its stage has: each is to be the shorter for it."""
         alike = alike_stages(cluster, schedule.num_stages)
         firsts = sorted(set(alike))
-        self._rows = [firsts.index(alike[stage]) for stage in stages]
+        self.rows = [firsts.index(alike[stage]) for stage in stages]
         """Per part, which times are those of its stage."""
-        timed = [Durations(trial, cluster, all_on=first if len(firsts) > 1 else None) for first in firsts]
+        self._cluster, self._kinds = cluster, firsts if len(firsts) > 1 else [None]
+        timed = [Durations(trial, cluster, all_on=kind) for kind in self._kinds]
         self.durations = timed[0]
         """Of the trial's instructions."""
         self.rooms_bytes = tuple(timed[firsts.index(first)].room_bytes[0] for first in alike)
@@ -192,7 +237,14 @@ class _Times:
         self, work_ns: np.ndarray, fits: Callable[[int, np.ndarray], np.ndarray] | None = None
     ) -> tuple[int, ...] | None:
         """Where chunks begin (see ``schedule.balanced_cuts``)."""
-        return balanced_cuts(work_ns, self.border_ns, self._rows, self.allowed, fits, self._of_stage)
+        return balanced_cuts(work_ns, self.border_ns, self.rows, self.allowed, fits, self._of_stage)
+
+    def of(self, trial: Program) -> tuple[Durations, np.ndarray]:
+        """The same of another plan that is cut as the trial: times of its instructions, and of operators."""
+        from tap_planner.simulate import Durations
+
+        timed = [Durations(trial, self._cluster, all_on=kind) for kind in self._kinds]
+        return timed[0], np.array([self._work(trial, durations) for durations in timed], dtype=np.int64)
 
     def _work(self, trial: Program, durations: Durations) -> list[int]:
         from tap_planner.program import Compute, Redistribute

@@ -1,11 +1,11 @@
-"""Which of repeats that are alike run again: those in the stages of a pipeline that hold most."""
+"""Which of repeats that are alike run again: those in the stages of a pipeline that hold most, no more than must."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -56,16 +56,89 @@ class Reruns:
         self._firsts = [place[region.operators[0]] for region in whole.regions]
         self._alike = _alike(whole)
         self._settings = [region.recompute for region in whole.regions]
-        self._held, self._waiting, self._stored = _memory(whole, trial, durations)
         self._num_operators = len(graph.operators)
-        ends = [*self._firsts[1:], self._num_operators]
-        self._work = [work_ns[:, first:end] for first, end in zip(self._firsts, ends, strict=True)]
+        self._spans = list(map(slice, self._firsts, [*self._firsts[1:], self._num_operators]))
+        memory = _memory(whole, trial, durations)
+        self._stored = memory.stored
+        self._held, self._waiting = ([row[span] for span in self._spans] for row in (memory.held, memory.waiting))
+        """Per template, [operators]."""
+        self._work = [work_ns[:, span] for span in self._spans]
         self._templates = {
             (group, setting): next(number for number in numbers if self._settings[number] == setting)
             for group, numbers in enumerate(self._alike)
             for setting in {self._settings[number] for number in numbers}
         }
         """By group of repeats and setting, a repeat that has it."""
+
+    def learn(self, setting: str, trial: Program, durations: Durations, work_ns: np.ndarray) -> None:
+        """Find out about a setting that repeats may have, where none of their kind has it.
+
+        Args:
+            setting: how all repeats recompute in this trial.
+            trial: the plan with that, cut as the first trial.
+            durations: of it.
+            work_ns: as of the first trial.
+        """
+        memory = _memory(self._whole, trial, durations)
+        for group, numbers in enumerate(self._alike):
+            if (group, setting) not in self._templates:
+                span = self._spans[numbers[0]]
+                self._templates[group, setting] = len(self._held)
+                self._held.append(memory.held[span])
+                self._waiting.append(memory.waiting[span])
+                self._work.append(work_ns[:, span])
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Per region how it recomputes."""
+        return tuple(self._settings)
+
+    def restore(self, settings: Sequence[str]) -> None:
+        """Go back to some settings of the regions."""
+        self._settings = list(settings)
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether any repeat runs again."""
+        return any(self._settings[number] != "none" for numbers in self._alike for number in numbers)
+
+    def relax(self, cuts: Sequence[int], rooms: Sequence[int], rows: Sequence[int]) -> bool:
+        """Let repeats run again no more than their stages need: what saves most time for a byte first, one setting for
+        each repeat; returns whether anything has changed.
+
+        Args:
+            cuts: first operator of every chunk.
+            rooms: bytes per stage.
+            rows: per chunk the kind of its stage.
+        """
+        chunk_of, stages = self._chunk_of(cuts), self._stages(cuts, self._settings)
+        offers: list[tuple[float, int, int, str]] = []
+        for group, numbers in enumerate(self._alike):
+            settings = [setting for known, setting in self._templates if known == group]
+            for number in numbers:
+                row = rows[int(chunk_of[number])]
+                now = self._templates[group, self._settings[number]]
+                for setting in settings:
+                    then = self._templates[group, setting]
+                    saved = int(self._work[now][row].sum() - self._work[then][row].sum())
+                    more = max(int(self._held[then].sum() - self._held[now].sum()), 1)
+                    if saved > 0:
+                        offers.append((-saved / more, number, group, setting))
+        placed, taken = list(self._settings), set[int]()
+        for _, number, group, setting in sorted(offers):
+            if number in taken:
+                continue
+            chunk = int(chunk_of[number])
+            now, then = self._templates[group, placed[number]], self._templates[group, setting]
+            more = [int(row[then].sum() - row[now].sum()) for row in (self._held, self._waiting)]
+            stages.add(chunk, 0, *more)
+            if stages.full(chunk) <= rooms[self._schedule.rank_and_chunk(chunk)[0]]:
+                placed[number] = setting
+                taken.add(number)
+            else:
+                stages.add(chunk, 0, -more[0], -more[1])
+        changed, self._settings = placed != self._settings, placed
+        return changed
 
     @property
     def decisions(self) -> Decisions:
@@ -92,7 +165,7 @@ class Reruns:
         tokens: list[tuple[int, int, str]] = []
         for group, numbers in enumerate(self._alike):
             settings = [self._settings[number] for number in numbers]
-            held = {setting: self._held[self._templates[group, setting]] for setting in settings}
+            held = {setting: int(self._held[self._templates[group, setting]].sum()) for setting in settings}
             most = max(held, key=lambda setting: (held[setting], setting))
             tokens += ((held[most] - held[setting], group, setting) for setting in settings if setting != most)
             for number in numbers:
@@ -126,11 +199,7 @@ class Reruns:
             cuts: first operator of every chunk.
             rooms: bytes per stage.
         """
-        templates = self._template_of(self._settings)
-        rows = np.zeros((3, self._num_operators + 1), dtype=np.int64)  # stored, held, waiting
-        for number, first in enumerate(self._firsts):
-            rows[:, first + 1] += (self._stored[number], self._held[templates[number]], self._waiting[number])
-        sums = rows.cumsum(axis=1)
+        sums = self._sums(self._settings)
         of_chunk = np.diff(sums[:, [*cuts, self._num_operators]], axis=1)
 
         def fits(part: int, places: np.ndarray) -> np.ndarray:
@@ -161,10 +230,19 @@ class Reruns:
 
     def _stages(self, cuts: Sequence[int], settings: Sequence[str]) -> _Stages:
         """What stages between cuts hold with some settings of the regions."""
-        stages, templates = _Stages(self._schedule, self._moments, len(cuts)), self._template_of(settings)
-        for number, chunk in enumerate(self._chunk_of(cuts)):
-            stages.add(int(chunk), self._stored[number], self._held[templates[number]], self._waiting[number])
+        stages = _Stages(self._schedule, self._moments, len(cuts))
+        of_chunk = np.diff(self._sums(settings)[:, [*cuts, self._num_operators]], axis=1)
+        for chunk, rows in enumerate(of_chunk.T.tolist()):
+            stages.add(chunk, *rows)
         return stages
+
+    def _sums(self, settings: Sequence[str]) -> np.ndarray:
+        """[3, operators + 1] what all operators before each store, hold, and hold waiting, with some settings."""
+        templates = self._template_of(settings)
+        held, waiting = (np.concatenate([row[t] for t in templates]) for row in (self._held, self._waiting))
+        rows = np.zeros((3, self._num_operators + 1), dtype=np.int64)
+        np.cumsum([self._stored, held, waiting], axis=1, out=rows[:, 1:])
+        return rows
 
     def _chunk_of(self, cuts: Sequence[int]) -> np.ndarray:
         """[regions] the chunk of each: that of its first operator."""
@@ -207,24 +285,33 @@ class _Stages:
 
 
 def _alike(whole: Decisions) -> list[list[int]]:
-    """Regions in groups that differ in nothing but how they recompute; those of one kind are left out."""
+    """Repeats in groups that differ in nothing but how they recompute."""
     strategies = {decision.id: decision.strategy for decision in whole.operators}
     groups: dict[tuple[int, tuple[tuple[str, ...], ...]], list[int]] = {}
     for number, region in enumerate(whole.regions):
         if region.run is not None:
             key = (region.run, tuple(strategies[name] for name in region.operators))
             groups.setdefault(key, []).append(number)
-    return [numbers for numbers in groups.values() if len({whole.regions[n].recompute for n in numbers}) > 1]
+    return list(groups.values())
 
 
-def _memory(whole: Decisions, trial: Program, durations: Durations) -> tuple[list[int], list[int], list[int]]:
-    """Per region: bytes that a microbatch holds, what waits for the backward of parameters, and what is stored."""
+class _Memory(NamedTuple):
+    """[operators] what each holds: what its stage stores for it, of a microbatch, and of one that waits for the
+    backward of parameters."""
+
+    stored: np.ndarray
+    held: np.ndarray
+    waiting: np.ndarray
+
+
+def _memory(whole: Decisions, trial: Program, durations: Durations) -> _Memory:
+    """What operators of a plan hold, in a trial."""
     from tap_planner.simulate import held_by, stored_memory, waiting_by
 
-    region_of = {name: number for number, region in enumerate(whole.regions) for name in region.operators}
+    place = {decision.id: number for number, decision in enumerate(whole.operators)}
     parts: list[int] = []
     for decision in reversed(trial.decisions.operators):  # a transfer is of what follows it
-        parts.append(region_of.get(decision.id, parts[-1] if parts else len(whole.regions) - 1))
+        parts.append(place.get(decision.id, parts[-1] if parts else len(whole.operators) - 1))
     parts.reverse()
     size = durations.tensor_bytes
     held = [sum(size(*entry) for entry in part) for part in held_by(trial, parts, with_working=False)]
@@ -235,8 +322,8 @@ def _memory(whole: Decisions, trial: Program, durations: Durations) -> tuple[lis
             read = None if name is None else trial.graph.tensors[name].read
             if read is not None:
                 first.setdefault(read.parameter, parts[index])
-    stored = [0] * len(whole.regions)
+    stored = np.zeros(len(whole.operators), dtype=np.int64)
     for parameter in trial.decisions.parameters:
         if parameter.name in first:
             stored[first[parameter.name]] += sum(stored_memory(trial.decisions, parameter))
-    return held, waiting, stored
+    return _Memory(stored, np.array(held, dtype=np.int64), np.array(waiting, dtype=np.int64))

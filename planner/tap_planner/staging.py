@@ -42,6 +42,9 @@ ROUGH = Fraction(1, 200)
 """How near its optimum the plan of a part is proven to be, unless it is the one that is taken."""
 MAX_ROUNDS = 6
 """Searches under a lower and lower limit, where a stage holds more than its share."""
+MAX_RELAXED = 2
+"""Plans whose repeats run again as little as stages seem to need, until one really fits; then one as many of which do
+as before."""
 LOOSE = Fraction(1, 100)
 """How near the optimum such a plan needs to be proven under its own limit."""
 MARGIN = Fraction(99, 100)
@@ -335,7 +338,7 @@ class _Search:
 
         request, result = self._requests[number], first
         found = self._keep(number, self._lower(self._prepared, result))
-        other: _Found | None = None
+        other = self._otherwise(number, found) if found.fits else None
         for _ in range(MAX_ROUNDS):
             if found.fits:
                 break
@@ -369,10 +372,18 @@ class _Search:
         )
 
     def _otherwise(self, number: int, found: _Found) -> _Found | None:
-        """A plan in stages of unlike times that fit, if there are any."""
-        lowered = found.lowered.within(self._rooms_of(self._requests[number].num_stages) or ())
-        other = None if lowered is None else self._keep(number, lowered)
-        return None if other is None or not other.fits else other
+        """A plan in other stages that fit, whose repeats run again no more than they must, if there are any."""
+        request = self._requests[number]
+        rooms, last = self._rooms_of(request.num_stages), found.lowered
+        for recomputes in (*[request.recomputes] * MAX_RELAXED, ()) if rooms is not None else ():
+            lowered = last.within(rooms or (), recomputes)
+            if lowered is None:
+                break
+            other = self._keep(number, lowered)
+            if other.fits:
+                return other
+            last = lowered
+        return None
 
     # -- the answer --------------------------------------------------------------------------------------------
 
