@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tap_planner.program import Compute, Instruction, Phase, Program, Redistribute, part_gradients
 from tap_planner.simulate.overlap import Background, Busy
@@ -23,11 +23,21 @@ def background(
         yield Background(kind=kind, ns=piece.ns, levels=piece.levels, start=start, needed=needed)
 
 
-def last_gradients(program: Program, instructions: Sequence[Instruction]) -> Mapping[int, int]:
-    """Per bucket the position after the instruction that makes the last of its gradients."""
+def _buckets(program: Program) -> Callable[[Iterable[str]], list[int]]:
+    """Names of tensors -> the buckets of the parameters that they read, where they read any."""
     bucket_of = {name: bucket.id for bucket in program.decisions.buckets for name in bucket.parameters}
     tensors = program.graph.tensors
-    made: dict[int, int] = {}
+
+    def buckets_of(names: Iterable[str]) -> list[int]:
+        reads = (tensors[name].read for name in names)
+        return [bucket_of[read.parameter] for read in reads if read is not None and read.parameter in bucket_of]
+
+    return buckets_of
+
+
+def last_gradients(program: Program, instructions: Sequence[Instruction]) -> Mapping[int, int]:
+    """Per bucket the position after the instruction that makes the last of its gradients."""
+    buckets_of, made = _buckets(program), dict[int, int]()
     for position, instruction in enumerate(instructions):
         match instruction:
             case Compute(phase=Phase.BACKWARD, operator=index, part=part):
@@ -39,18 +49,13 @@ def last_gradients(program: Program, instructions: Sequence[Instruction]) -> Map
                 names = [program.decisions.redistributions[edge].tensor]
             case _:
                 continue
-        for name in names:
-            read = tensors[name].read
-            if read is not None and read.parameter in bucket_of:
-                made[bucket_of[read.parameter]] = position + 1
+        made.update(dict.fromkeys(buckets_of(names), position + 1))
     return made
 
 
 def first_reads(program: Program, instructions: Sequence[Instruction]) -> Mapping[int, int]:
     """Per bucket the position of the first instruction that reads one of its parameters forward."""
-    bucket_of = {name: bucket.id for bucket in program.decisions.buckets for name in bucket.parameters}
-    tensors = program.graph.tensors
-    found: dict[int, int] = {}
+    buckets_of, found = _buckets(program), dict[int, int]()
     for position, instruction in enumerate(instructions):
         match instruction:
             case Compute(phase=Phase.FORWARD, operator=index):
@@ -59,10 +64,8 @@ def first_reads(program: Program, instructions: Sequence[Instruction]) -> Mappin
                 names = [program.decisions.redistributions[edge].tensor]
             case _:
                 continue
-        for name in names:
-            read = tensors[name].read
-            if read is not None and read.parameter in bucket_of:
-                found.setdefault(bucket_of[read.parameter], position)
+        for bucket in buckets_of(names):
+            found.setdefault(bucket, position)
     return found
 
 
