@@ -249,11 +249,13 @@ class Reruns:
         return np.searchsorted(np.asarray(cuts), self._firsts, side="right") - 1
 
     def _template_of(self, settings: Sequence[str]) -> list[int]:
-        """Per region one that is alike and had its setting when times and bytes were found out."""
+        """Per region one that is alike and had its setting when times and bytes were found out; itself where all of its
+        kind have the one setting that they had then."""
         found = list(range(len(settings)))
         for group, numbers in enumerate(self._alike):
-            for number in numbers:
-                found[number] = self._templates[group, settings[number]]
+            if len({self._whole.regions[number].recompute for number in numbers} | {settings[n] for n in numbers}) > 1:
+                for number in numbers:
+                    found[number] = self._templates[group, settings[number]]
         return found
 
 
