@@ -67,6 +67,8 @@ class PipelineCuts:
         """What the stages of the last program are estimated to hold."""
         self._beyond = [0] * schedule.num_stages
         """Per stage, how much more it was found to hold than estimated."""
+        self._learnt: set[str] = set()
+        """Settings of repeats that were tried for all of them."""
 
     def even(self) -> Program:
         """In stages of about equal time."""
@@ -128,7 +130,8 @@ class PipelineCuts:
         from tap_planner.program import lower
 
         graph, whole, schedule = self._graph, self._result.decisions, self._schedule
-        for setting in recomputes:
+        for setting in (setting for setting in recomputes if setting not in self._learnt):
+            self._learnt.add(setting)
             regions = (region if region.run is None else replace(region, recompute=setting) for region in whole.regions)
             other = replace(whole, regions=tuple(regions))
             trial = lower(*cut_decisions(graph, other, _even(graph, schedule), schedule))
