@@ -218,14 +218,12 @@ class _Times:
         self.rows = [firsts.index(alike[stage]) for stage in stages]
         """Per part, which times are those of its stage."""
         self._cluster, self._kinds = cluster, firsts if len(firsts) > 1 else [None]
-        timed = [Durations(trial, cluster, all_on=kind) for kind in self._kinds]
-        self.durations = timed[0]
-        """Of the trial's instructions."""
-        self.rooms_bytes = tuple(timed[firsts.index(first)].room_bytes[0] for first in alike)
+        self.durations, self.work_ns = self.of(trial)
+        """Of the trial's instructions; and [kinds of stages, operators] forward, recomputation and backward with their
+        collectives."""
+        self.rooms_bytes = Durations(trial, cluster).room_bytes
         """Per stage, the memory of one of its devices."""
         self._links, self._pipeline = self.durations.links, PIPELINE
-        self.work_ns = np.array([self._work(trial, durations) for durations in timed], dtype=np.int64)
-        """[kinds of stages, operators] forward, recomputation and backward with their collectives."""
         crossing = self._crossing()
         needed = _needed(crossing, self.work_ns.mean(axis=0), self._parts)
         self.allowed = [bool(size <= WIDE * needed) for size in crossing]

@@ -251,7 +251,7 @@ class _Search:
     def _keep(self, number: int, lowered: LoweredResult) -> _Found:
         """Note a plan, if it fits."""
         price, rooms = lowered.price, self._rooms_of(self._requests[number].num_stages)
-        taken = price.stage_bytes or (price.memory_bytes,)
+        taken = price.bytes_of_stages
         fullness = max(Fraction(*pair) for pair in zip(taken, rooms, strict=True)) if rooms else Fraction(0)
         found = _Found(part=number, lowered=lowered, objective_ns=price.objective_ns, fullness=fullness)
         if found.fits:

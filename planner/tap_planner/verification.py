@@ -403,7 +403,7 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     if document.predicted.stage_memory_bytes not in ((), price.stage_bytes):
         yield f"stage_memory_bytes: {document.predicted.stage_memory_bytes}, the stages need {price.stage_bytes}"
     rooms = stage_rooms(used, decisions.num_stages, lambda part: limit_bytes(part, prepared.options))
-    for stage, (taken, room) in enumerate(zip(price.stage_bytes or (price.memory_bytes,), rooms or (), strict=False)):
+    for stage, (taken, room) in enumerate(zip(price.bytes_of_stages, rooms or (), strict=False)):
         if taken > room:
             of = f" on stage {stage}" if price.stage_bytes else ""
             yield f"memory_bytes: the lowered plan needs {taken}{of}, the limit is {room}"

@@ -82,6 +82,11 @@ class Price:
         return busy_ns + self.bubble_ns
 
     @property
+    def bytes_of_stages(self) -> tuple[int, ...]:
+        """Memory model M, per device of every stage; without a pipeline there is one."""
+        return self.stage_bytes or (self.memory_bytes,)
+
+    @property
     def memory_bytes(self) -> int:
         """Memory model M, per device."""
         training = self.gradient_bytes + self.optimizer_bytes + self.activation_bytes + self.unsharded_bytes

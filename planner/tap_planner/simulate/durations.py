@@ -144,10 +144,8 @@ class Durations:
                 return self._stage_of[self._makers[tensor]] if tensor in self._makers else None
             case Receive(operator=index):
                 return self._stage_of[index]
-            case ReduceGradients(bucket=number) | ReduceShards(bucket=number):
-                return self._only_stage(number)
-            case GatherParameters(bucket=number) | GatherUpdated(bucket=number):
-                return self._only_stage(number)
+            case ReduceGradients() | ReduceShards() | GatherParameters() | GatherUpdated():
+                return self._only_stage(instruction.bucket)
             case _:
                 return None
 
