@@ -25,7 +25,7 @@ from tests.bench.measured_steps import (
     read_throughput,
 )
 from tests.bench.megatron_gpt import GptShape, Kernels, gpt_model
-from tests.bench.planned_steps import plan_step
+from tests.bench.planned_steps import PlannedStep, plan_step
 from tests.bench.step_choice import choice_rows, choices
 from tests.bench.step_constants import Constants
 from tests.bench.step_features import FeatureTable, features_of
@@ -80,6 +80,71 @@ def test_every_row_is_read() -> None:
         "64 devices, pipeline": 3,
         "256 devices, pipeline": 10,
     }
+
+
+@pytest.mark.parametrize(
+    ("heads", "tp", "micro_batch", "is_fused"),
+    [
+        (16, 8, 1, False),
+        (16, 8, 2, True),
+        (16, 4, 1, True),
+        (15, 1, 8, True),
+        (15, 1, 2, False),
+        (48, 16, 2, False),
+        (48, 16, 4, True),
+        (48, 8, 2, True),
+        (48, 8, 1, False),
+    ],
+)
+def test_softmax_is_fused_where_four_heads_fill_a_block(heads: int, tp: int, micro_batch: int, is_fused: bool) -> None:
+    """Megatron's kernel takes a multiple of four heads times samples; fused attention needs none."""
+    step = _step(shape=replace(SMALL, heads=heads, seq=1024), tp=tp, micro_batch=micro_batch)
+    assert step.fused_softmax == is_fused
+    assert replace(step, shape=replace(step.shape, kernels=Kernels.FLASH)).fused_softmax
+
+
+@pytest.mark.parametrize(("seq", "is_fused"), [(16, False), (20, True), (2048, True), (2052, False)])
+def test_softmax_is_fused_up_to_2048_keys(seq: int, is_fused: bool) -> None:
+    """The kernel's limits."""
+    assert _step(shape=replace(SMALL, seq=seq)).fused_softmax == is_fused
+
+
+def test_rows_whose_softmax_is_not_fused() -> None:
+    """One sample on eight tensor ranks of 16 heads, two on 16 of 48; none of Megatron-LM, of FSDP or in a pipeline."""
+    of_deepspeed = [step for step in read_iterations(MEASUREMENTS) if not step.fused_softmax]
+    found = [(step.shape.heads, step.tp, step.micro_batch, step.pp) for step in of_deepspeed]
+    assert sorted(found) == [*[(16, 8, 1, 1)] * 16, (48, 16, 2, 1)]
+    assert all(step.fused_softmax for read in (read_throughput, read_fsdp) for step in read(MEASUREMENTS))
+
+
+def test_softmax_of_torch_is_five_kernels() -> None:
+    """Cast, scale, mask, softmax and cast back in place of one; all else is as it was."""
+    fused = [node.op_type for node in gpt_model(SMALL).graph.node]
+    plain = [node.op_type for node in gpt_model(SMALL, fused_softmax=False).graph.node]
+    kernels = ["ToFloat", "Scale", "Mask", "FloatSoftmax", "ToHalf"]
+    assert [op for op in plain if op in kernels] == kernels * SMALL.layers
+    assert [op for op in fused if op != "MaskedSoftmax"] == [op for op in plain if op not in kernels]
+    assert fused.count("MaskedSoftmax") == SMALL.layers
+
+
+def test_softmax_of_torch_moves_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A score takes 6, 8, 8, 8 and 6 bytes each way, and the softmax reads its result backward, 4 more; fused they are
+    4, and 6 backward."""
+    step = _step(tp=8, dp=1, micro_batch=1, recompute=Recompute.NONE)
+    assert not step.fused_softmax
+    plain = _moved_bytes(plan_step(step, tmp_path))
+    monkeypatch.setattr(GptShape, "fuses_softmax", lambda *_, **__: True)
+    fused = _moved_bytes(plan_step(step, tmp_path))
+    scores = step.microbatches * SMALL.layers * SMALL.seq**2
+    assert [more - less for more, less in zip(plain, fused, strict=True)] == [scores * (36 - 4), scores * (40 - 6)]
+
+
+def _moved_bytes(planned: PlannedStep) -> tuple[int, int]:
+    """Forward and backward."""
+    found = [0, 0]
+    for (_, num_bytes, backward, _), count in features_of(planned).operators:
+        found[backward] += num_bytes * count
+    return found[0], found[1]
 
 
 def test_throughput_rows_have_a_time() -> None:
@@ -153,6 +218,7 @@ def test_flash_attention_does_the_same_products(tmp_path: Path) -> None:
         {},
         {"tp": 1, "dp": 4, "micro_batch": 1},
         {"tp": 4, "dp": 1},
+        {"tp": 8, "dp": 1, "micro_batch": 1},
         {"tp": 4, "dp": 16, "micro_batch": 1, "links": "800 Gb/s a node"},
         {"sequence_parallel": True, "recompute": Recompute.SELECTIVE},
     ],
@@ -195,6 +261,18 @@ def test_regret_is_what_the_choice_costs_as_measured() -> None:
     assert [round(choice.regret, 6) for choice in found] == [0.1, 0.0]
     rows = choice_rows(found)
     assert [(row["within_5_percent"], row["mean_regret_percent"]) for row in rows] == [(50.0, 5.0), (50.0, 5.0)]
+
+
+def test_measured_groups() -> None:
+    """62 groups without pipeline, 74 with; how a step's softmax runs does not split them."""
+    steps = read_iterations(MEASUREMENTS)
+    found = choices([(step, step.measured_ns) for step in steps])
+    assert len(found) == 74
+    assert len(choices([(step, step.measured_ns) for step in steps if step.pp == 1])) == 62
+    assert all(choice.regret == 0 for choice in found)
+    one_node = [step for step in steps if step.num_devices == 8 and step.shape.layers == 12 and step.global_batch == 8]
+    assert {step.fused_softmax for step in one_node} == {False, True}
+    assert len(choices([(step, 1) for step in one_node])) == 1
 
 
 def test_a_fit_finds_constants_again(tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ _NOT_PLANNING = {
 @click.option(
     "--mesh",
     metavar="dp=2,tp=2",
-    help="Axes, outermost first, and pipeline stages as pp=4; default: the search chooses.",
+    help="Axes, outermost first (or as said after a slash: dp=2,tp=8/tp,dp), and pipeline stages as pp=4; "
+    "default: the search chooses.",
 )
 @click.option(
     "--stages",

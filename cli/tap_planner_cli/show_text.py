@@ -111,6 +111,8 @@ def _print_mesh(console: Console, document: PlanDocument) -> None:
     heading(console, f"Mesh of {len(document.mesh.ranks)} devices")
     rows = [(axis.name, str(axis.size), ", ".join(axis.levels) or "-") for axis in document.mesh.axes]
     console.print(table(("axis", "size", "levels of the topology"), rows, right=("size",)))
+    if document.mesh.order:
+        console.print(f"on the devices {laid_text(document)}")
     console.print(
         f"microbatches {document.pipeline.microbatches}, ZeRO {zero_text(document)}, "
         f"recompute {recompute_text(document)}, "
@@ -120,6 +122,12 @@ def _print_mesh(console: Console, document: PlanDocument) -> None:
         _print_stages(console, document)
     if document.num_idle:
         console.print(f"idle: {idle_text(document)}", soft_wrap=True)
+
+
+def laid_text(document: PlanDocument) -> str:
+    """Which axis lies outermost, where that is not the first; else empty."""
+    mesh = document.mesh
+    return f"{mesh.axes[mesh.order[0]].name} lies outermost" if mesh.order else ""
 
 
 def mesh_sizes(document: PlanDocument) -> list[tuple[str, int]]:

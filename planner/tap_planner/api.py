@@ -383,7 +383,7 @@ def _used_cluster(document: PlanDocument) -> Cluster:
     """The part of the plan's cluster that its mesh uses."""
     from tap_planner.cluster import restricted
 
-    return restricted(_cluster(document), _devices(document))
+    return restricted(_cluster(document), sorted(_devices(document)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,7 +445,7 @@ def apply_plan(request: ApplyRequest) -> ApplyOutcome:
         steps=request.steps,
         verify=request.verify,
         custom_ops=request.custom_ops,
-        devices=_devices(document) if document.mesh.idle_devices else (),
+        devices=_devices(document) if document.mesh.idle_devices or document.mesh.order else (),
         num_devices=len(document.mesh.ranks) + document.mesh.num_left_out,
     )
     return ApplyOutcome(result=apply_job(job, num_processes=request.nproc, backend=request.backend))

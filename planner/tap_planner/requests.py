@@ -253,7 +253,7 @@ def _by_stages(meshes: tuple[Mesh, ...]) -> tuple[tuple[Mesh, ...], ...]:
 
 
 def _meshes(cluster: Cluster, options: PlanOptions, target: Target | None, whole: Graph) -> tuple[Mesh, ...]:
-    from tap_planner.cluster import enumerate_meshes, parse_mesh
+    from tap_planner.cluster import enumerate_meshes, laid_otherwise, parse_mesh
     from tap_planner.search import useful_meshes
 
     if options.mesh is not None:
@@ -268,6 +268,8 @@ def _meshes(cluster: Cluster, options: PlanOptions, target: Target | None, whole
     meshes = enumerate_meshes(cluster, options.max_axes, allow_idle=options.allow_idle)
     if target is not None:
         return target.name_meshes(meshes)
+    if options.cost != "volume" and options.objective != "communication":  # the same is sent however axes lie
+        meshes = (*meshes, *laid_otherwise(cluster, meshes))
     keep_all = options.constraints or options.cost == "volume"  # rules name axes; volumes know of no links
     return meshes if keep_all else useful_meshes(cluster, meshes)
 

@@ -356,7 +356,7 @@ def _near_line(document: PlanDocument, old: PlanDocument | None) -> str:
 
 def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     """The plan itself: of the space, legal, of the price that is claimed, and within the limit."""
-    from tap_planner.cluster import mesh_places, part_of
+    from tap_planner.cluster import mesh_places, mesh_text, part_of
     from tap_planner.program import lower_plan
     from tap_planner.search import stage_rooms
     from tap_planner.simulate import price_program
@@ -370,14 +370,13 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     if decisions.optimizer_states != asked:
         yield f"optimizer.states: {decisions.optimizer_states}, the options ask for {asked}"
         return
-    axes = tuple((axis.name, axis.size) for axis in document.mesh.axes)
+    axes, order = tuple((axis.name, axis.size) for axis in document.mesh.axes), document.mesh.order
     prepared = replace(prepared, requests=_parts_of(prepared, decisions))
     meshes = [mesh for request in prepared.requests for mesh in request.meshes]
-    same = (mesh for mesh in meshes if tuple((axis.name, axis.size) for axis in mesh.axes) == axes)
+    same = (m for m in meshes if tuple((axis.name, axis.size) for axis in m.axes) == axes and m.order == order)
     mesh = next((m for m in same if mesh_places(prepared.cluster, m) == document.mesh.ranks), None)
     if mesh is None:
-        shown = ",".join(f"{name}={size}" for name, size in axes)
-        yield f"mesh: {document.mesh.ranks[:4]}... of the axes {shown} is not in the space"
+        yield f"mesh: {document.mesh.ranks[:4]}... of the axes {mesh_text(axes, order)} is not in the space"
         return
     if prepared.graph.batch % decisions.microbatches:
         yield f"microbatches: {decisions.microbatches} do not divide the batch {prepared.graph.batch}"

@@ -156,9 +156,15 @@ def launched(job: ApplyJob, processes: int, folder: Path) -> list[str]:
         "    said = 'PASSED' if result is not None and result.report.passed else str(result)\n"
         "    pathlib.Path(sys.argv[1] + os.environ['RANK']).write_text(said)\n"
     )
+    run_under_torchrun(processes, script, folder / "job")
+    return [(folder / f"job{rank}").read_text() for rank in range(processes)]
+
+
+def run_under_torchrun(processes: int, script: Path, argument: Path) -> None:
+    """Run a script with one argument in so many processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
     run = subprocess.run(
-        [*launcher, script, folder / "job"],
+        [*launcher, script, argument],
         capture_output=True,
         text=True,
         timeout=180,
@@ -166,7 +172,34 @@ def launched(job: ApplyJob, processes: int, folder: Path) -> list[str]:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    return [(folder / f"job{rank}").read_text() for rank in range(processes)]
+
+
+def test_launcher_with_axes_that_lie_otherwise(job: ApplyJob, tmp_path: Path) -> None:
+    """The second process holds the third rank, and what is gathered comes in the order of ranks all the same."""
+    laid = replace(job, verify=True, devices=(0, 2, 1, 3), num_devices=4)
+    assert launched(laid, 4, tmp_path) == ["PASSED", "None", "None", "None"]
+
+
+def test_processes_take_the_numbers_of_their_ranks(tmp_path: Path) -> None:
+    """Under torchrun each process says its coordinates, and what it gathers over one axis and over both."""
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        "import torch\n"
+        "from tap_planner.apply import ProcessGroupCommunicator\n"
+        "ranks = ProcessGroupCommunicator((2, 2), 'gloo', members=(0, 2, 1, 3))\n"
+        "own = [torch.tensor([int(os.environ['RANK'])])]\n"
+        "said = [ranks.all_gather(own, axes)[0].ravel().tolist() for axes in ((0,), (1,), (0, 1))]\n"
+        "pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(f'{ranks.ranks[0]} {said}')\n"
+        "ranks.close()\n"
+    )
+    run_under_torchrun(4, script, tmp_path)
+    assert [(tmp_path / str(process)).read_text() for process in range(4)] == [
+        "(0, 0) [[0, 1], [0, 2], [0, 2, 1, 3]]",
+        "(1, 0) [[0, 1], [1, 3], [0, 2, 1, 3]]",
+        "(0, 1) [[2, 3], [0, 2], [0, 2, 1, 3]]",
+        "(1, 1) [[2, 3], [1, 3], [0, 2, 1, 3]]",
+    ]
 
 
 def test_launcher(job: ApplyJob, tmp_path: Path) -> None:

@@ -85,9 +85,9 @@ def _planned(step: MeasuredStep, folder: Path, fitted: Fitted) -> PlannedStep:
         mesh=step.mesh,
         max_memory_bytes="none",
         constraints=_rules(step),
-        custom_rules=step.shape.rules,
+        custom_rules=step.shape.rules_with(fused_softmax=step.fused_softmax),
     )
-    prepared = prepare(write_gpt(folder, step.shape), stage, options)
+    prepared = prepare(write_gpt(folder, step.shape, fused_softmax=step.fused_softmax), stage, options)
     mesh = replace(prepared.request.meshes[0], num_stages=step.pp)
     result = search(replace(prepared.request, hybrid_zero=False, cluster=cluster, meshes=(mesh,)))
     if step.pp == 1:

@@ -1,12 +1,14 @@
 """What knowing the topology saves: TAPS's table on our own baseline.
 
-    python -m tests.bench.taps [--data DIR] [--json] [--models alexnet,gpt] [--nodes 2,4] [--gbits 25]
+    python -m tests.bench.taps [--data DIR] [--json] [--models alexnet,gpt] [--nodes 2,4] [--gbits 25] [--whole-steps]
 
 Each model is planned twice for nodes of eight V100-like devices with one NIC a node: with communication priced by its
 volume (``--cost volume``) and by the topology. Of both plans the communication of a step is then priced by the
 topology, each collective with its latency. No ZeRO, no recompute, one microbatch, no memory limit, and no device
 repeats a matrix product or convolution that another does (a rule for both plans: on a slow network it can be fastest to
-repeat all work and send nothing): what differs is who splits what over which devices.
+repeat all work and send nothing): what differs is who splits what over which devices. Both are chosen by communication
+alone: operators take next to no time. With ``--whole-steps`` they take what they take on a V100, and a plan may send
+more in order to compute less.
 
 A plan by volume says nothing about which of its axes lies inside the node: all orders cost the same. *Saving* takes the
 order that is best for it, *worst ties* the worst one. *Flat* allows rings only, as a planner does that knows no
@@ -27,7 +29,7 @@ from pathlib import Path
 import onnx
 
 from tap_planner import api
-from tap_planner.cluster import Cluster, Mesh, MeshAxis, load_cluster
+from tap_planner.cluster import Cluster, Mesh, MeshAxis, load_cluster, mesh_text
 from tap_planner.cost import CollectiveModel
 from tap_planner.plan import CollectiveEntry, PlanDocument, PlanOptions, parse_constraint
 from tests.bench.collective_rows import DATA
@@ -80,10 +82,18 @@ class Row:
     """On the measured grid; None elsewhere, and where it lacks a collective."""
 
 
-def cluster_text(nodes: int, gbits: int) -> str:
+_FREE = (
+    "{like: v100-sxm2-32gb, launch: 1 ns, backward_launch: 1 ns, memory_bandwidth: 900000 TB/s, "
+    "peak_flops: {float16: 900000 TFLOP/s, float32: 900000 TFLOP/s}}"
+)
+"""A device whose operators take next to no time."""
+
+
+def cluster_text(nodes: int, gbits: int, *, whole_steps: bool = False) -> str:
     """The cluster.yaml of one column."""
+    device = "v100-sxm2-32gb" if whole_steps else _FREE
     return (
-        f"name: v100-{nodes}x{DEVICES_PER_NODE}\ndevice: v100-sxm2-32gb\nnodes: {nodes}\n"
+        f"name: v100-{nodes}x{DEVICES_PER_NODE}\ndevice: {device}\nnodes: {nodes}\n"
         f"devices_per_node: {DEVICES_PER_NODE}\n"
         f"inter_node: {{bandwidth: {gbits} Gbit/s, nics_per_node: 1, transport: ethernet}}\n"
     )
@@ -143,16 +153,16 @@ class Topology:
         return min(line.alpha_ns + num_bytes * line.ns_per_byte for line in lines) if num_bytes else 0.0
 
 
-def compare(name: str, nodes: int, gbits: int, grid: GridTimes) -> Row:
+def compare(name: str, nodes: int, gbits: int, grid: GridTimes, *, whole_steps: bool = False) -> Row:
     """Plan a model both ways and price both."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.yaml"
-        path.write_text(cluster_text(nodes, gbits), encoding="utf-8")
+        path.write_text(cluster_text(nodes, gbits, whole_steps=whole_steps), encoding="utf-8")
         cluster = load_cluster(path)
         plans = {cost: plan_of(CASES[name], path, cost) for cost in ("volume", "topology")}
     volume, topology = plans["volume"], plans["topology"]
     orders = list(itertools.permutations(range(len(volume.mesh.axes))))
-    as_planned = range(len(topology.mesh.axes))
+    as_planned = topology.mesh.order or range(len(topology.mesh.axes))
     true, flat = Topology(cluster), Topology(cluster, rings=True)
     ties = [communication_ns(volume, order, true) for order in orders]
     best = communication_ns(topology, as_planned, true)
@@ -183,7 +193,7 @@ def _saving(before: float, after: float) -> float:
 
 
 def _label(document: PlanDocument) -> str:
-    return ",".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes)
+    return mesh_text([(axis.name, axis.size) for axis in document.mesh.axes], document.mesh.order)
 
 
 def main() -> None:
@@ -194,13 +204,14 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--nodes", default=",".join(map(str, NODES)))
     parser.add_argument("--gbits", default=",".join(map(str, GBITS)))
+    parser.add_argument("--whole-steps", action="store_true")
     given = parser.parse_args()
     grid = read_grid(given.data)
     rows: list[Row] = []
     for name, gbits, nodes in itertools.product(
         given.models.split(","), given.gbits.split(","), given.nodes.split(",")
     ):
-        rows.append(compare(name, int(nodes), int(gbits), grid))
+        rows.append(compare(name, int(nodes), int(gbits), grid, whole_steps=given.whole_steps))
         print(rows[-1], file=sys.stderr, flush=True)
     print(json.dumps([asdict(row) for row in rows], indent=2) if given.json else markdown(rows))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tap_planner.cluster import Cluster, Level, Mesh, MeshAxis, catalogue_device
 from tap_planner.cost import COLLECTIVE_KINDS, CollectiveModel, group_shape
 from tap_planner.errors import ClusterError
+from tests.cost.counting import counted_groups, laid
 
 GB = 10**9
 
@@ -186,7 +188,7 @@ def topologies(draw: st.DrawFn) -> tuple[Cluster, Mesh, tuple[int, ...]]:
         kind=draw(st.sampled_from(["switch", "mesh", "pcie", "ring"])),
         library=draw(st.sampled_from(["nccl", "gloo"])),
     )
-    return cluster, mesh, tuple(sorted(axes))
+    return cluster, draw(laid(mesh)), tuple(sorted(axes))
 
 
 PAYLOADS = st.lists(st.integers(0, 10**13), min_size=1, max_size=8)
@@ -225,15 +227,12 @@ def test_exchanges_are_no_faster_than_their_busiest_link(
     sends more than it can meanwhile."""
     cluster, mesh, axes = topology
     model, half = CollectiveModel(cluster, mesh), 10**9
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(mesh.num_devices):
-        coordinates = mesh.coordinates(rank)
-        groups.setdefault(tuple(c for i, c in enumerate(coordinates) if i not in axes), []).append(rank)
+    groups = counted_groups(mesh, axes)
     if ring:
-        messages = [(a, b) for ranks in groups.values() for a, b in itertools.pairwise([*ranks, ranks[0]])]
+        messages = [(a, b) for ranks in groups for a, b in itertools.pairwise([*ranks, ranks[0]])]
         taken = model.cost("ring_exchange", axes, half).ns
     else:
-        pairs = [pair for ranks in groups.values() for pair in itertools.pairwise(ranks)]
+        pairs = [pair for ranks in groups for pair in itertools.pairwise(ranks)]
         messages = [*pairs, *((b, a) for a, b in pairs)]
         taken = model.cost("halo_exchange", axes, 2 * half).ns
     stride = 1
@@ -247,30 +246,33 @@ def test_exchanges_are_no_faster_than_their_busiest_link(
         stride *= level.size
 
 
-@given(topologies())
-def test_shares_agree_with_counting(topology: tuple[Cluster, Mesh, tuple[int, ...]]) -> None:
-    """Sharing, pairs and hops are what counting rank by rank gives."""
+@given(topologies(), st.booleans())
+def test_shares_agree_with_counting(topology: tuple[Cluster, Mesh, tuple[int, ...]], by_rank: bool) -> None:
+    """Sharing, pairs and hops are what counting rank by rank gives, with rings by rank or by place."""
     cluster, mesh, axes = topology
-    shape = group_shape(cluster, mesh, axes)
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(mesh.num_devices):
-        coordinates = mesh.coordinates(rank)
-        groups.setdefault(tuple(c for i, c in enumerate(coordinates) if i not in axes), []).append(rank)
+    shape = group_shape(cluster, mesh, axes, by_rank=by_rank)
+    groups = counted_groups(mesh, axes) if by_rank else list(map(sorted, counted_groups(mesh, axes)))
     for share in shape.shares:
         stride = math.prod(level.size for level in cluster.levels[: share.level])
         if share.level > 0:
             leaving: dict[int, list[Fraction]] = {}
-            for ranks in groups.values():
+            sending = Counter(
+                a // stride
+                for ranks in groups
+                for a, b in itertools.pairwise([*ranks, ranks[0]])
+                if a // stride != b // stride
+            )
+            for ranks in groups:
                 for child in {rank // stride for rank in ranks}:
                     inside = sum(rank // stride == child for rank in ranks)
                     if inside < len(ranks):
                         leaving.setdefault(child, []).append(Fraction(inside * (len(ranks) - inside)))
-            assert share.sharing == max(map(len, leaving.values()))
+            assert share.sharing == max(sending.values())
             assert share.pairs == max(map(sum, leaving.values()))
         domain = stride * cluster.levels[share.level].size
         assert share.hops == max(
             sum(a // stride != b // stride and a // domain == b // domain for a, b in itertools.pairwise(ranks))
-            for ranks in groups.values()
+            for ranks in groups
         )
 
 

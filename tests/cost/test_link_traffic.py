@@ -23,6 +23,7 @@ from tap_planner.cluster import (
 )
 from tap_planner.cost import COLLECTIVE_KINDS, CollectiveModel, leaving_bytes, leaving_bytes_of_step
 from tap_planner.plan import CollectiveEntry
+from tests.cost.counting import counted_groups, laid
 
 MIB = 2**20
 
@@ -108,23 +109,16 @@ def topologies(draw: st.DrawFn) -> tuple[CollectiveModel, tuple[int, ...]]:
         rest //= axes_sizes[-1]
     mesh = Mesh(axes=tuple(MeshAxis(name=f"a{i}", size=size) for i, size in enumerate([*axes_sizes, rest])))
     axes = draw(st.sets(st.integers(0, len(mesh.axes) - 1), min_size=1))
-    return CollectiveModel(cluster, mesh), tuple(sorted(axes))
-
-
-def groups_of(model: CollectiveModel, axes: tuple[int, ...]) -> list[list[int]]:
-    """Ranks of each group."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(model.mesh.num_devices):
-        others = tuple(c for i, c in enumerate(model.mesh.coordinates(rank)) if i not in axes)
-        found.setdefault(others, []).append(rank)
-    return list(found.values())
+    return CollectiveModel(cluster, draw(laid(mesh))), tuple(sorted(axes))
 
 
 @given(topologies(), st.sampled_from(["all_reduce", "all_gather", "all_to_all", "ring_exchange", "halo_exchange"]))
 def test_messages_one_by_one(topology: tuple[CollectiveModel, tuple[int, ...]], kind: str) -> None:
     """What plays every message of a ring, of pairs or of neighbours from rank to rank counts as many bytes per node."""
     model, axes = topology
-    groups = groups_of(model, axes)
+    groups = counted_groups(model.mesh, axes)
+    if model.cluster.library == "nccl" and kind in ("all_reduce", "all_gather"):
+        groups = list(map(sorted, groups))  # its rings go by links
     ranks, per_node = len(groups[0]), model.cluster.levels[0].size
     payload = 2 * math.lcm(*range(1, 5)) ** 3 * 1000
     if model.cost(kind, axes, payload).algorithm not in ("ring", "pairwise", "direct"):

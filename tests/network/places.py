@@ -23,7 +23,17 @@ PLACES: dict[str, Place] = {
 }
 
 
-def costs_on(mesh_shape: tuple[int, ...]) -> CollectiveModel:
-    """Costs of collectives on a mesh."""
+LAID = (0, 2, 1, 3)
+"""Ranks of a 2x2 mesh whose second axis lies outermost, node by node."""
+
+
+def costs_on(mesh_shape: tuple[int, ...], laid: str = "") -> CollectiveModel:
+    """Costs of collectives on a mesh.
+
+    Args:
+        mesh_shape: sizes of the axes a0, a1, ...
+        laid: the axes as they lie on the devices, as after the slash in ``--mesh``.
+    """
     cluster = load_cluster(CLUSTER)
-    return CollectiveModel(cluster, parse_mesh(",".join(f"a{i}={n}" for i, n in enumerate(mesh_shape)), cluster))
+    text = ",".join(f"a{i}={n}" for i, n in enumerate(mesh_shape)) + (f"/{laid}" if laid else "")
+    return CollectiveModel(cluster, parse_mesh(text, cluster))

@@ -75,8 +75,16 @@ class Ranks:
 
 
 @contextmanager
-def ranks_on(nodes: tuple[Namespace, Namespace], per_node: int) -> Iterator[Ranks]:
-    """Start ``per_node`` processes on each node, joined in one process group; they end with the context."""
+def ranks_on(
+    nodes: tuple[Namespace, Namespace], per_node: int, numbers: Sequence[int] | None = None
+) -> Iterator[Ranks]:
+    """Start ``per_node`` processes on each node, joined in one process group; they end with the context.
+
+    Args:
+        nodes: the two nodes.
+        per_node: processes on each.
+        numbers: rank of each process, node by node; None: in order.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tap_planner.apply.launch"])  # torch is imported once
     world = 2 * per_node
@@ -84,9 +92,9 @@ def ranks_on(nodes: tuple[Namespace, Namespace], per_node: int) -> Iterator[Rank
     pipes: list[Connection] = []
     with tempfile.TemporaryDirectory(prefix="tap-ranks-") as folder:
         try:
-            for rank in range(world):
+            for place, rank in enumerate(numbers or range(world)):
                 ours, theirs = context.Pipe()
-                arguments = (nodes[rank // per_node], rank, world, Path(folder, "store"), theirs)
+                arguments = (nodes[place // per_node], rank, world, Path(folder, "store"), theirs)
                 process = context.Process(target=_serve, args=arguments, daemon=True)
                 process.start()
                 theirs.close()

@@ -307,9 +307,12 @@ def test_a_rule_that_leaves_nothing() -> None:
 def test_meshes_that_cannot_keep_the_rules_are_left_out() -> None:
     """Without --mesh only meshes with the axis, and on which sizes divide, are searched; with it the lack is said."""
     made = prepared(fix("layers.*.mlp.*: tp"), mesh=None)
-    assert [str(mesh) for mesh in made.request.meshes] == ["dp=2,tp=2"]
+    assert [str(mesh) for mesh in made.request.meshes] == ["dp=2,tp=2", "dp=2,tp=2/tp,dp"]
     wide = prepared(fix("Softmax: tp=head"), mesh=None, model="hm_llama_tiny", cluster="2x4:a100-sxm4-80gb")
-    assert [str(mesh) for mesh in wide.request.meshes] == ["dp=2,tp=4", "dp=4,tp=2"]
+    assert [str(mesh) for mesh in wide.request.meshes] == [
+        *("dp=2,tp=4", "dp=4,tp=2"),
+        *("dp=2,tp=4/tp,dp", "dp=4,tp=2/tp,dp"),
+    ]
     with pytest.raises(UsageError, match="names axis 'tp', the axes are dp"):
         prepared(fix("layers.*.mlp.*: tp"), mesh="dp=4")
 

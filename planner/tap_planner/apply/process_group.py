@@ -58,7 +58,10 @@ class ProcessGroupCommunicator:
             ``members`` are given.
         backend: ``gloo`` or ``nccl``; None: nccl where there are GPUs.
         timeout_s: how long a collective may take.
-        members: the process that holds each rank; all others are idle. None: every process, in order.
+        members: the process that holds each rank, as the launcher numbers them; all others are idle. None: every
+            process, in order. Where they do not ascend, the group that is joined numbers them anew: torch sorts the
+            members of its groups, and what is gathered must come in the order of the plan's ranks. In a group that is
+            there already ranks lie in the order of its numbers.
         num_stages: stages of the pipeline.
 
     Raises:
@@ -80,9 +83,11 @@ class ProcessGroupCommunicator:
         self._device = _device_of(backend)
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            rank = _renumbered(members or (), int(os.environ.get("RANK", "-1")))
+            world = int(os.environ.get("WORLD_SIZE", "-1"))
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), rank=rank, world_size=world)
         world = dist.get_world_size()
-        self._members = tuple(range(world) if members is None else members)
+        self._members = tuple(range(world) if members is None else sorted(members))
         of_stage = math.prod(mesh_shape)
         if len(self._members) != of_stage * num_stages or max(self._members) >= world:
             self.close()
@@ -296,6 +301,11 @@ class ProcessGroupCommunicator:
         """Leave the process group if this object joined it."""
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _renumbered(members: Sequence[int], process: int) -> int:
+    """The number that a process of the launcher takes so that those with the plan's ranks ascend."""
+    return sorted(members)[members.index(process)] if process in members else process
 
 
 def _new_group(processes: Sequence[int]) -> dist.ProcessGroup | None:

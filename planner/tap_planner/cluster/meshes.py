@@ -1,11 +1,15 @@
-"""Meshes: the devices of a cluster, or some of them, as an N-D grid in row-major order over (outermost level, ...,
-device)."""
+"""Meshes: the devices of a cluster, or some of them, as an N-D grid.
+
+Devices are numbered over (outermost level, ..., device). The axes of a mesh are laid on them outermost first, as listed
+or in an order of their own. Ranks are row-major over the axes as listed, whichever way these lie: what is split over
+several axes is split by the first of them first, so two orders of lying are not two names for the same.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,12 +37,14 @@ PIPELINE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """An N-D grid of devices; rank order is row-major, outermost axis first.
+    """An N-D grid of devices; rank order is row-major over the axes.
 
     With pipeline stages every stage has a grid of this shape: ranks count stage by stage.
     """
 
     axes: tuple[MeshAxis, ...]
+    order: tuple[int, ...] = ()
+    """Indices of the axes as they lie on the devices, outermost first; empty: as listed."""
     devices: tuple[int, ...] = ()
     """Rank in the cluster of each rank of the mesh, ascending; empty where the mesh uses all devices."""
     num_stages: int = 1
@@ -46,12 +52,12 @@ class Mesh:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Axis sizes, outermost first."""
+        """Axis sizes."""
         return tuple(axis.size for axis in self.axes)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Axis names, outermost first."""
+        """Axis names."""
         return tuple(axis.name for axis in self.axes)
 
     @property
@@ -64,25 +70,6 @@ class Mesh:
         """Devices of one stage: product of the axis sizes."""
         return math.prod(axis.size for axis in self.axes)
 
-    def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Coordinates of a rank of a stage, outermost axis first."""
-        if not 0 <= rank < self.stage_devices:
-            raise ValueError(f"rank {rank} is not in a mesh of {self.stage_devices} devices")
-        reversed_coordinates: list[int] = []
-        for axis in reversed(self.axes):
-            rank, coordinate = divmod(rank, axis.size)
-            reversed_coordinates.append(coordinate)
-        return tuple(reversed(reversed_coordinates))
-
-    def rank(self, coordinates: Sequence[int]) -> int:
-        """Rank of a stage at ``coordinates``, outermost axis first."""
-        rank = 0
-        for axis, coordinate in zip(self.axes, coordinates, strict=True):
-            if not 0 <= coordinate < axis.size:
-                raise ValueError(f"coordinate {coordinate} is not on the axis {axis.name} of size {axis.size}")
-            rank = rank * axis.size + coordinate
-        return rank
-
     def axis_index(self, name: str) -> int:
         """Index of the axis called ``name``.
 
@@ -94,25 +81,60 @@ class Mesh:
                 return index
         raise UsageError(f"the mesh has no axis {name!r}, its axes are {', '.join(self.names)}")
 
+    def positions(self) -> np.ndarray:
+        """[num_devices] where each rank lies: its number among the devices of the mesh."""
+        return rank_positions(self.shape, self.order, self.num_stages)
+
     def groups(self, axes: Sequence[int]) -> np.ndarray:
-        """Ranks of the groups, of all stages, that differ in the coordinates of ``axes`` only.
+        """Where the groups lie, of all stages, that differ in the coordinates of ``axes`` only.
 
         Args:
             axes: axis indices in any order; ``PIPELINE`` stands for the stages.
 
         Returns:
-            int64 array [num_groups, group_size], ascending within a group.
+            int64 array [num_groups, group_size] of numbers among the devices of the mesh; members by coordinates,
+            row-major, so ascending unless the axes lie otherwise than listed.
         """
         sizes = (self.num_stages, *self.shape)
         chosen = sorted({axis - PIPELINE for axis in axes})
         others = [index for index in range(len(sizes)) if index not in chosen]
-        ranks = np.arange(self.num_devices, dtype=np.int64).reshape(sizes)
-        return ranks.transpose([*others, *chosen]).reshape(-1, math.prod(sizes[index] for index in chosen))
+        positions = self.positions().reshape(sizes)
+        return positions.transpose([*others, *chosen]).reshape(-1, math.prod(sizes[index] for index in chosen))
 
     def __str__(self) -> str:
-        """``dp=128,tp=8``, ``pp=4,dp=32,tp=8``."""
-        stages = [f"{_STAGES}={self.num_stages}"] if self.num_stages > 1 else []
-        return ",".join([*stages, *(f"{axis.name}={axis.size}" for axis in self.axes)])
+        """See ``mesh_text``."""
+        return mesh_text([(axis.name, axis.size) for axis in self.axes], self.order, self.num_stages)
+
+
+def rank_positions(sizes: Sequence[int], order: Sequence[int], num_stages: int = 1) -> np.ndarray:
+    """Where each rank of a mesh lies, stage by stage.
+
+    Args:
+        sizes: of the axes.
+        order: of the axes on the devices, outermost first; empty: as listed.
+        num_stages: pipeline stages.
+
+    Returns:
+        int64 array [num_stages x product of the sizes].
+    """
+    positions = np.arange(num_stages * math.prod(sizes), dtype=np.int64)
+    if not order:
+        return positions
+    laid = positions.reshape(num_stages, *(sizes[axis] for axis in order))
+    return laid.transpose(0, *(1 + order.index(axis) for axis in range(len(sizes)))).ravel()
+
+
+def mesh_text(axes: Sequence[tuple[str, int]], order: Sequence[int] = (), num_stages: int = 1) -> str:
+    """``dp=128,tp=8``, ``pp=4,dp=32,tp=8``, ``dp=2,tp=4/tp,dp`` where tp lies outermost: as ``--mesh`` takes it.
+
+    Args:
+        axes: names and sizes.
+        order: of the axes on the devices, outermost first; empty: as listed.
+        num_stages: pipeline stages.
+    """
+    named = [*([(_STAGES, num_stages)] if num_stages > 1 else []), *axes]
+    laid = "/" + ",".join(axes[axis][0] for axis in order) if order else ""
+    return ",".join(f"{name}={size}" for name, size in named) + laid
 
 
 def _divisors(number: int) -> list[int]:
@@ -168,7 +190,8 @@ def mesh_on(sizes: tuple[int, ...], devices: tuple[int, ...] = ()) -> Mesh:
 
 
 def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh:
-    """Read ``dp=128,tp=8``, outermost axis first; ``pp=4`` among them stands for so many pipeline stages.
+    """Read ``dp=128,tp=8``, outermost axis first; ``pp=4`` among them stands for so many pipeline stages. After a slash
+    the order in which the axes lie on the devices, where it is another: ``dp=2,tp=8/tp,dp``.
 
     Args:
         text: the axes.
@@ -179,8 +202,9 @@ def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh
     Raises:
         UsageError: for a wrong syntax, doubled names, or a product that is not the number of devices.
     """
+    sizes, slash, laid = text.partition("/")
     axes: list[MeshAxis] = []
-    for part in text.split(","):
+    for part in sizes.split(","):
         match = _AXIS.fullmatch(part.strip())
         if match is None:
             raise UsageError(f"--mesh {text!r}: {part.strip()!r} found, expected NAME=SIZE", hint="As dp=128,tp=8.")
@@ -190,6 +214,8 @@ def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh
     if doubled:
         raise UsageError(f"--mesh {text!r}: the axis name {doubled[0]!r} occurs twice, expected unique names")
     mesh = _with_stages(mesh)
+    if slash:
+        mesh = _laid(text, mesh, [name.strip() for name in laid.split(",")], cluster)
     if mesh.num_devices == cluster.num_devices:
         return mesh
     fewer = mesh.num_devices < cluster.num_devices
@@ -212,6 +238,48 @@ def _with_stages(mesh: Mesh) -> Mesh:
     stages = next((axis.size for axis in mesh.axes if axis.name == _STAGES), 1)
     axes = tuple(axis for axis in mesh.axes if axis.name != _STAGES)
     return Mesh(axes=axes or mesh_on((1,)).axes, num_stages=stages)
+
+
+def _laid(text: str, mesh: Mesh, names: Sequence[str], cluster: Cluster) -> Mesh:
+    """The mesh with its axes in an order of their own on the devices."""
+    if sorted(names) != sorted(mesh.names):
+        raise UsageError(
+            f"--mesh {text!r}: {','.join(names)!r} after the slash, expected each of the axes "
+            f"{', '.join(mesh.names)} once",
+            hint="As dp=2,tp=8/tp,dp: the outermost on the devices first.",
+        )
+    if cluster.node_groups:
+        raise UsageError(
+            f"--mesh {text!r}: on unlike nodes axes lie as they are listed",
+            hint="Leave out the slash and what follows.",
+        )
+    order = tuple(mesh.axis_index(name) for name in names)
+    return mesh if order == tuple(range(len(order))) else replace(mesh, order=order)
+
+
+def laid_otherwise(cluster: Cluster, meshes: Iterable[Mesh]) -> tuple[Mesh, ...]:
+    """The meshes of two axes once more, with the second axis outermost on the devices.
+
+    That is another plan wherever one tensor is split over both axes and an axis of them is exchanged: it need not be
+    the one that lies innermost. Only where it can make a difference and the prices hold: on equal nodes, more than one
+    of them, whose library lays its rings itself (a ring of gloo goes by rank).
+
+    Args:
+        cluster: the topology.
+        meshes: of the whole cluster; others, and those with stages, are left as they are.
+    """
+    if cluster.node_groups or not lays_rings(cluster) or sum(level.size > 1 for level in cluster.levels) < 2:
+        return ()
+    return tuple(
+        replace(mesh, order=(1, 0))
+        for mesh in meshes
+        if len(mesh.axes) == 2 and mesh.num_stages == 1 and not mesh.devices
+    )
+
+
+def lays_rings(cluster: Cluster) -> bool:
+    """Whether the library puts the ranks of a group in an order of its own that suits the links."""
+    return cluster.library != "gloo"
 
 
 def part_of(cluster: Cluster, mesh: Mesh) -> Cluster:
@@ -253,7 +321,9 @@ def alike_stages(cluster: Cluster, num_stages: int) -> tuple[int, ...]:
 def mesh_places(cluster: Cluster, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """Where each rank of a mesh lies in the whole cluster, outermost level first."""
     places = cluster.places()
-    return tuple(places[device] for device in mesh.devices) if mesh.devices else places
+    if mesh.devices:
+        places = tuple(places[device] for device in mesh.devices)
+    return tuple(places[position] for position in mesh.positions().tolist()) if mesh.order else places
 
 
 def idle_boxes(cluster: Cluster, mesh: Mesh) -> tuple[Box, ...]:

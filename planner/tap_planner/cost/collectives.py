@@ -12,8 +12,8 @@ number of ranks, r_l the peers of a group at level l, h_l the hops of a ring at 
                    all_gather,     half of it
                    reduce_scatter
     tree           all_reduce      2 sum(ceil(log2 r_l) a_l) + S max(t_l c_l/U_l)  (double binary trees)
-                   broadcast       sum over l of ceil(log2 r_l) (a_l + m_l S c_l/U_l)    (gloo: binomial, in rounds;
-                                   m_l ranks of the group in each child send at once)
+                   broadcast       sum over rounds of a_l + max(m_l S/U_l)               (gloo: binomial; m_l messages
+                                   leave the busiest child at once, a_l of the outermost level that they cross)
     nvls           all_reduce      2 a_0 + S/U_0 inside a node; across k nodes
                                    2 a_0 + 2 ceil(log2 k) a_1 + S max(1/U_0, t_1 c_1/U_1)
     pairwise       all_to_all      sum of a_l over the n - 1 peers, by the level that parts them
@@ -27,8 +27,8 @@ Ring and recursive forms: Thakur, Rabenseifner, Gropp, "Optimization of Collecti
 2009, as in NCCL 2.4. Hierarchical: reduce-scatter inside, all-reduce of S/g across by g concurrent lanes, all-gather
 inside; the lanes of one group together move what one lane with S would. It needs groups that lie evenly on the nodes.
 Latency per level as in NCCL's src/graph/tuning.cc: a ring pays the network only where it changes the node.
-Trees: between nodes half of the data has its root on each side, so t_l = 2 (r_l-1)/r_l; inside a node they are chains
-whose inner members send up and down, t_0 = 2, of two members 1.
+Trees: between k children of a level, those in all of its domains, half of the data has its root on each side, so
+t_l = 2 (k-1)/k; inside a node they are chains whose inner members send up and down, t_0 = 2, of two members 1.
 nvls: where the switch of the node sums (NVLink SHARP; NCCL 2.17), each device sends its tensor once. Across nodes the
 sums of the nodes go through trees meanwhile (NCCL's NVLSTree).
 
@@ -54,7 +54,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tap_planner.cluster import Cluster, Mesh, part_of
+from tap_planner.cluster import Cluster, Mesh, lays_rings, part_of
 from tap_planner.cost.groups import GroupShape, LevelShare, group_shapes, stage_shapes
 from tap_planner.cost.rounding import ceil_ns, ceil_ns_array
 
@@ -62,6 +62,7 @@ COLLECTIVE_KINDS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"),
     *("send_recv", "halo_exchange", "ring_exchange"),
 )
+_NEIGHBOURS = ("send_recv", "halo_exchange", "ring_exchange")
 _NS_PER_S = 10**9
 
 
@@ -97,8 +98,7 @@ class CollectiveModel:
 
     Args:
         cluster: the topology.
-        mesh: all devices of the cluster, or the part of them that it names; ranks row-major over (outermost level,
-            ..., device).
+        mesh: all devices of the cluster, or the part of them that it names.
 
     Raises:
         ClusterError: if mesh and cluster do not fit.
@@ -107,7 +107,7 @@ class CollectiveModel:
     def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
         self.cluster = part_of(cluster, mesh)
         self.mesh = mesh
-        self._shapes: dict[tuple[tuple[int, ...], int | None], tuple[GroupShape, ...]] = {}
+        self._shapes: dict[tuple[tuple[int, ...], int | None, bool], tuple[GroupShape, ...]] = {}
         self._choices: dict[tuple[str, tuple[int, ...], int | None], tuple[tuple[AlgorithmCost, ...], ...]] = {}
         self._among: dict[tuple[str, tuple[int, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
         self._of_shapes: dict[tuple[str, tuple[GroupShape, ...]], tuple[tuple[AlgorithmCost, ...], ...]] = {}
@@ -187,7 +187,7 @@ class CollectiveModel:
         """
         key = (kind, axes, stage)
         if key not in self._choices:
-            self._choices[key] = self._algorithms(kind, self.shapes(axes, stage))
+            self._choices[key] = self._algorithms(kind, self.shapes(axes, stage, by_rank=self.goes_by_rank(kind)))
         return self._choices[key]
 
     def _algorithms(self, kind: str, shapes: Sequence[GroupShape]) -> tuple[tuple[AlgorithmCost, ...], ...]:
@@ -206,11 +206,16 @@ class CollectiveModel:
         (algorithms,) = self.choices(kind, axes)
         return algorithms
 
-    def shapes(self, axes: Sequence[int], stage: int | None = None) -> tuple[GroupShape, ...]:
-        """How the groups of ``axes`` lie on the topology, one shape per kind of group."""
-        key = (tuple(sorted(set(axes))), stage)
+    def goes_by_rank(self, kind: str) -> bool:
+        """Whether ranks speak to each other in the order of their numbers: always in exchanges with neighbours; in
+        rings and trees of a library that does not look for an order that suits the links."""
+        return kind in _NEIGHBOURS or (kind != "all_to_all" and not lays_rings(self.cluster))
+
+    def shapes(self, axes: Sequence[int], stage: int | None = None, *, by_rank: bool = False) -> tuple[GroupShape, ...]:
+        """How the groups of ``axes`` lie on the topology, one shape per kind of group; see ``group_shapes``."""
+        key = (tuple(sorted(set(axes))), stage, by_rank)
         if key not in self._shapes:
-            self._shapes[key] = group_shapes(self.cluster, self.mesh, *key)
+            self._shapes[key] = group_shapes(self.cluster, self.mesh, key[0], stage, by_rank=by_rank)
         return self._shapes[key]
 
     @classmethod
@@ -311,21 +316,37 @@ def _tree(links: _Links, shape: GroupShape) -> _Line:
     depth_latency = sum(
         max((share.peers - 1).bit_length() * links.latency(share) for share in shares) for shares in shape.by_level
     )
-    rate = max(_tree_share(share) * share.sharing * links.ns_per_byte(share) for share in shape.shares if share.is_used)
+    touched, rate = 1, Fraction(0)
+    for shares in reversed(shape.by_level):
+        touched *= max(share.peers for share in shares)
+        rate = max(rate, *(_tree_share(share, touched) * share.sharing * links.ns_per_byte(share) for share in shares))
     return "tree", 2 * depth_latency, rate
 
 
-def _tree_share(share: LevelShare) -> Fraction:
-    """What leaves a child in a double binary tree, of the payload."""
+def _tree_share(share: LevelShare, touched: int) -> Fraction:
+    """What leaves a child in a double binary tree, of the payload.
+
+    Args:
+        share: the level.
+        touched: children of the level that a group touches, those in other domains too: a node is one of all nodes,
+            whatever racks they are in.
+    """
     if share.level == 0:
         return Fraction(2 if share.peers > 2 else 1)
-    return Fraction(2 * (share.peers - 1), share.peers)
+    return Fraction(2 * (touched - 1), touched)
 
 
 def _binomial_tree(links: _Links, shape: GroupShape) -> _Line:
-    """Rounds one after the other; in those of a level every rank of the root's child sends through its links."""
+    """Rounds one after the other, each as long as its busiest links take; on unlike nodes those of a level, in which
+    every rank of the root's child sends through its links."""
     alpha, rate = 0, Fraction(0)
     levels = shape.by_level
+    if not links.cluster.node_groups:
+        for number in range((shape.num_ranks - 1).bit_length()):
+            busy = [share for (share,) in levels if share.rounds[number]]
+            alpha += links.latency(busy[-1])
+            rate += max(share.rounds[number] * links.ns_per_byte(share) for share in busy)
+        return "tree", alpha, rate
     for index, shares in enumerate(levels):
         rounds = max((share.peers - 1).bit_length() for share in shares)
         senders = _members_of_child(levels, index)
@@ -376,7 +397,7 @@ def _nvls(links: _Links, shape: GroupShape) -> _Line:
     if not nodes:
         return "nvls", alpha, inside
     alpha += 2 * (nodes[0].peers - 1).bit_length() * max(links.latency(share) for share in nodes)
-    between = max(_tree_share(share) * share.sharing * links.ns_per_byte(share) for share in nodes)
+    between = max(_tree_share(share, share.peers) * share.sharing * links.ns_per_byte(share) for share in nodes)
     return "nvls", alpha, max(inside, between)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -25,9 +25,13 @@ class LevelShare:
     hops: int
     """Steps of a ring through one group that cross from child to child at this level."""
     sharing: int
-    """Most groups that share the links of one child (c in design terms); 1 at level 0."""
+    """Most groups that share the links of one child (c in design terms), each as often as its ring leaves the child; 1
+    at level 0."""
     pairs: int
     """Most pairs (rank inside, rank outside) over all groups whose traffic leaves one child by its links."""
+    rounds: tuple[int, ...] = ()
+    """Most messages that leave one child in each round of binomial trees from the first rank of every group; on equal
+    nodes, of groups by rank."""
 
     @property
     def is_used(self) -> bool:
@@ -59,7 +63,9 @@ class GroupShape:
         return tuple(tuple(share for share in self.shares if share.group == group) for group in groups)
 
 
-def group_shapes(cluster: Cluster, mesh: Mesh, axes: Sequence[int], stage: int | None = None) -> tuple[GroupShape, ...]:
+def group_shapes(
+    cluster: Cluster, mesh: Mesh, axes: Sequence[int], stage: int | None = None, *, by_rank: bool = False
+) -> tuple[GroupShape, ...]:
     """How the groups of ``axes`` lie on the topology, one shape per kind of group.
 
     On equal nodes one shape stands for all groups; on unlike nodes groups differ by the nodes that they touch.
@@ -69,9 +75,10 @@ def group_shapes(cluster: Cluster, mesh: Mesh, axes: Sequence[int], stage: int |
         mesh: on all of its devices.
         axes: of the mesh.
         stage: only the groups of this pipeline stage, while those of all stages communicate; None: all of them.
+        by_rank: see ``members_in_turn``.
     """
     if not cluster.node_groups:
-        return (group_shape(cluster, mesh, axes),)
+        return (group_shape(cluster, mesh, axes, by_rank=by_rank),)
     groups = mesh.groups(axes)
     return _unlike_shapes(cluster, groups, None if stage is None else groups[:, 0] // mesh.stage_devices == stage)
 
@@ -96,48 +103,64 @@ def _stage_shape(sizes: tuple[int, ...], stage_devices: int, stages: tuple[int, 
     return _even_shape(sizes, ranks + stage_devices * np.array(stages, dtype=np.int64))
 
 
-def group_shape(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> GroupShape:
+def group_shape(cluster: Cluster, mesh: Mesh, axes: Sequence[int], *, by_rank: bool = False) -> GroupShape:
     """Place the groups of ``axes`` on the topology.
 
-    Ranks are row-major over (outermost level, ..., device), so the domain of level l that holds a rank is
+    Devices are row-major over (outermost level, ..., device), so the domain of level l that holds a rank is
     ``rank // (size_0 x ... x size_l)``. Works for any subset of axes and any number of levels, also where an axis
     does not divide evenly over the nodes.
     """
-    return _even_shape([level.size for level in cluster.levels], mesh.groups(axes))
+    sizes = [level.size for level in cluster.levels]
+    return _even_shape(sizes, members_in_turn(mesh, axes, by_rank=by_rank), with_rounds=by_rank)
 
 
-def _even_shape(sizes: Sequence[int], groups: np.ndarray) -> GroupShape:
+def members_in_turn(mesh: Mesh, axes: Sequence[int], *, by_rank: bool) -> np.ndarray:
+    """[num_groups, group_size] where the members of each group lie, in the order in which they speak to each other.
+
+    Args:
+        mesh: the mesh.
+        axes: of the mesh.
+        by_rank: as they are numbered; else as they lie, device by device and node by node.
+    """
+    groups = mesh.groups(axes)
+    return groups if by_rank or not mesh.order else np.sort(groups, axis=1)
+
+
+def _even_shape(sizes: Sequence[int], groups: np.ndarray, *, with_rounds: bool = False) -> GroupShape:
     num_ranks = groups.shape[1]
     if num_ranks == 1:
         return GroupShape(num_ranks=1, shares=(), uniform=True)
+    lying = np.sort(groups, axis=1)
     shares: list[LevelShare] = []
     uniform = True
     stride = 1
     for index, size in enumerate(sizes):
-        child = groups // stride
-        stride *= size
-        domain = groups // stride
-        share, even = _share(index, child, domain)
+        inner, stride = stride, stride * size
+        share, even = _share(index, lying // inner, lying // stride, groups // inner, groups // stride)
         uniform = uniform and even
         if share is not None:
-            shares.append(share)
+            shares.append(replace(share, rounds=_rounds(groups // inner)) if with_rounds else share)
     return GroupShape(num_ranks=num_ranks, shares=tuple(shares), uniform=uniform)
 
 
 def _run_starts(ids: np.ndarray) -> np.ndarray:
-    """Where a new value begins in each ascending row: bool array of the same shape."""
+    """Where a new value begins in each row: bool array of the same shape."""
     starts = np.ones(ids.shape, dtype=bool)
     starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
     return starts
 
 
-def _share(index: int, child: np.ndarray, domain: np.ndarray) -> tuple[LevelShare | None, bool]:
+def _share(
+    index: int, child: np.ndarray, domain: np.ndarray, turn_child: np.ndarray, turn_domain: np.ndarray
+) -> tuple[LevelShare | None, bool]:
     """The share of one level (None if no link of it is used), and whether the groups lie evenly on its domains.
 
     Args:
         index: the level.
-        child: [num_groups, num_ranks] id of the child that holds each rank.
-        domain: [num_groups, num_ranks] id of the level's domain that holds each rank.
+        child: [num_groups, num_ranks] id of the child that holds each rank, ascending.
+        domain: [num_groups, num_ranks] id of the level's domain that holds each rank, ascending.
+        turn_child: the children in the order in which the ranks speak to each other.
+        turn_domain: the domains in that order.
     """
     num_ranks = child.shape[1]
     child_starts, domain_starts = _run_starts(child), _run_starts(domain)
@@ -145,17 +168,17 @@ def _share(index: int, child: np.ndarray, domain: np.ndarray) -> tuple[LevelShar
     members = np.bincount(domain_key)
     peers = np.bincount(domain_key, weights=child_starts.ravel()).astype(np.int64)
     even = int(members.min()) == int(members.max()) and int(peers.min()) == int(peers.max())
-    hops = int((child_starts.sum(axis=1) - domain_starts.sum(axis=1)).max())
+    hops = int((_run_starts(turn_child).sum(axis=1) - _run_starts(turn_domain).sum(axis=1)).max())
     leaves_child = child[:, 0] != child[:, -1]
     if index == 0:
-        if hops == 0:
+        if int(peers.max()) == 1:
             return None, even
         most = int(members.max())
         return LevelShare(level=0, members=most, peers=int(peers.max()), hops=hops, sharing=1, pairs=most - 1), even
     if not leaves_child.any():
         return None, even
     crossing = child[leaves_child]
-    sharing = np.bincount(crossing[child_starts[leaves_child]]).max()
+    sharing = np.bincount(turn_child[turn_child != np.roll(turn_child, -1, axis=1)]).max()
     return LevelShare(
         level=index,
         members=int(members.max()),
@@ -164,6 +187,17 @@ def _share(index: int, child: np.ndarray, domain: np.ndarray) -> tuple[LevelShar
         sharing=int(sharing),
         pairs=_pairs_leaving(crossing, num_ranks),
     ), even
+
+
+def _rounds(child: np.ndarray) -> tuple[int, ...]:
+    """Most messages that leave one child in each round: in round i the first 2^i ranks send to the next 2^i."""
+    num_ranks = child.shape[1]
+    found: list[int] = []
+    for distance in (1 << number for number in range((num_ranks - 1).bit_length())):
+        senders = min(distance, num_ranks - distance)
+        source, target = child[:, :senders], child[:, distance : distance + senders]
+        found.append(int(np.bincount(source[source != target], minlength=1).max()))
+    return tuple(found)
 
 
 def _pairs_leaving(child: np.ndarray, num_ranks: int) -> int:

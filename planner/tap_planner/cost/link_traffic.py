@@ -28,6 +28,7 @@ from fractions import Fraction
 import numpy as np
 
 from tap_planner.cost.collectives import CollectiveModel, num_passes
+from tap_planner.cost.groups import members_in_turn
 from tap_planner.plan import CollectiveEntry
 
 _Messages = tuple[Fraction, np.ndarray, np.ndarray]
@@ -48,7 +49,8 @@ def leaving_bytes(model: CollectiveModel, kind: str, axes: tuple[int, ...], num_
     """
     nodes = model.cluster.node_of_ranks()
     num_nodes = int(nodes[-1]) + 1
-    placed = nodes[model.mesh.groups(axes)]  # [num_groups, num_ranks] node of each position
+    turns = members_in_turn(model.mesh, axes, by_rank=model.goes_by_rank(kind))
+    placed = nodes[turns]  # [num_groups, num_ranks] node of each position
     shares = [Fraction(0)] * num_nodes
     for share, senders in _senders(model, kind, axes, num_bytes, placed):
         for node, count in enumerate(np.bincount(senders, minlength=num_nodes).tolist()):
@@ -86,7 +88,7 @@ def _senders(
 
 
 def _messages(model: CollectiveModel, kind: str, axes: tuple[int, ...], algorithm: str) -> Iterator[_Messages]:
-    shape = model.shapes(axes)[0]
+    shape = model.shapes(axes, by_rank=model.goes_by_rank(kind))[0]
     num_ranks, passes = shape.num_ranks, num_passes(model.cluster.library, kind)
     positions = np.arange(num_ranks)
     following = (positions + 1) % num_ranks

@@ -180,6 +180,8 @@ class Decisions:
     loss: LossDecision | None
     microbatches: int
     axes: tuple[AxisDecision, ...]
+    order: tuple[int, ...] = ()
+    """Axes as they lie on the devices, outermost first; empty: as listed."""
     operators: tuple[OperatorDecision, ...]
     parameters: tuple[ParameterDecision, ...]
     redistributions: tuple[RedistributionDecision, ...]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
+from tap_planner.cluster import rank_positions
 from tap_planner.plan.certificate import PROOF_KINDS, Certificate, Nearness, ProofEntry, ShareEntry
 from tap_planner.plan.decisions import (
     AxisDecision,
@@ -104,13 +105,24 @@ def _mesh(value: Value, num_stages: int) -> MeshSection:
     )
     if len({axis.name for axis in axes}) != len(axes):
         fail(f"{value.place}.axes", [axis.name for axis in axes], "axes of different names")
-    ranks = _ranks(value["ranks"])
+    order = _order(value.get("device_order"), [axis.name for axis in axes])
+    ranks = _ranks(value["ranks"], [axis.size for axis in axes], order)
     devices = num_stages * math.prod(axis.size for axis in axes)
     if len(ranks) != devices:
         of_stages = f" and of {num_stages} stages" if num_stages > 1 else ""
         fail(f"{value.place}.ranks", len(ranks), f"{devices} ranks, the product of the axes{of_stages}")
     left_out = value.get("idle_devices")
-    return MeshSection(axes=axes, ranks=ranks, idle_devices=() if left_out is None else left_out.each(_idle_places))
+    idle_devices = () if left_out is None else left_out.each(_idle_places)
+    return MeshSection(axes=axes, order=order, ranks=ranks, idle_devices=idle_devices)
+
+
+def _order(value: Value | None, names: list[str]) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    listed = list(value.texts())
+    if sorted(listed) != sorted(names) or listed == names:
+        fail(value.place, listed, f"the axes {', '.join(names)}, each once and in another order")
+    return tuple(names.index(name) for name in listed)
 
 
 def _idle_places(value: Value) -> IdlePlaces:
@@ -127,7 +139,7 @@ def _idle(value: Value, mesh: MeshSection) -> IdleDevices:
     return IdleDevices(axis=name, first=value["first"].integer(1, end), end=end)
 
 
-def _ranks(value: Value) -> tuple[tuple[int, ...], ...]:
+def _ranks(value: Value, sizes: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value.data, dict):
         return value.each(Value.integers)
     value["order"].text(("row-major",))
@@ -137,7 +149,9 @@ def _ranks(value: Value) -> tuple[tuple[int, ...], ...]:
         total *= size
     if total > MAX_SERIES:
         fail(value.place, list(shape), f"at most {MAX_SERIES} ranks")
-    return row_major_ranks(shape)
+    places = row_major_ranks(shape)
+    stages, rest = divmod(total, math.prod(sizes))
+    return tuple(places[position] for position in rank_positions(sizes, order, stages).tolist()) if not rest else places
 
 
 def _pipeline(value: Value) -> PipelineSection:

@@ -123,7 +123,7 @@ def build_document(
                 loss=None if loss is None else loss.kind,
                 loss_output=None if loss is None else loss.output,
             ),
-            mesh=MeshSection(axes=decisions.axes, ranks=ranks, idle_devices=left_out),
+            mesh=MeshSection(axes=decisions.axes, order=decisions.order, ranks=ranks, idle_devices=left_out),
             pipeline=pipeline_section(decisions),
             folded=fold_decisions(decisions, reads),
             optimizer_states=decisions.optimizer_states,

@@ -99,6 +99,8 @@ class MeshSection:
     """The devices as a grid."""
 
     axes: tuple[AxisDecision, ...]
+    order: tuple[int, ...] = ()
+    """Axes as they lie on the devices, outermost first; empty: as listed."""
     ranks: tuple[tuple[int, ...], ...]
     """Where each rank (row-major over the axes) lies in the cluster: outermost level first, (node, device)."""
     idle_devices: tuple[IdlePlaces, ...] = ()

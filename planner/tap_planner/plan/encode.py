@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+from tap_planner.cluster import rank_positions
 from tap_planner.operators import rule_to_json
 from tap_planner.plan.certificate import ProofEntry, ShareEntry
 from tap_planner.plan.decisions import OperandDecision, OperatorDecision, ParameterDecision
@@ -169,7 +171,8 @@ def _constraint(constraint: Constraint) -> Json:
 def _mesh(mesh: MeshSection) -> Json:
     return {
         "axes": [{"name": axis.name, "size": axis.size, "levels": list(axis.levels)} for axis in mesh.axes],
-        "ranks": _ranks(mesh.ranks),
+        **({"device_order": [mesh.axes[axis].name for axis in mesh.order]} if mesh.order else {}),
+        "ranks": _ranks(mesh),
         **_idle_places(mesh.idle_devices),
     }
 
@@ -180,10 +183,13 @@ def _idle_places(idle: Sequence[IdlePlaces]) -> Json:
     return {"idle_devices": entries} if entries else {}
 
 
-def _ranks(ranks: Sequence[tuple[int, ...]]) -> object:
+def _ranks(mesh: MeshSection) -> object:
+    ranks, sizes = mesh.ranks, [axis.size for axis in mesh.axes]
     if len(ranks) > _LISTED_RANKS:
         shape = tuple(max(place) + 1 for place in zip(*ranks, strict=True))
-        if tuple(ranks) == row_major_ranks(shape):
+        positions = rank_positions(sizes, mesh.order, len(ranks) // math.prod(sizes))
+        laid = sorted(zip(positions.tolist(), ranks, strict=True))
+        if tuple(place for _, place in laid) == row_major_ranks(shape):
             return {"order": "row-major", "shape": list(shape)}
     return [list(place) for place in ranks]
 

@@ -68,6 +68,7 @@ def expand(document: PlanDocument) -> Decisions:
         else None,
         microbatches=document.pipeline.microbatches,
         axes=document.mesh.axes,
+        order=document.mesh.order,
         operators=parts.operators,
         parameters=parts.parameters,
         redistributions=parts.redistributions,

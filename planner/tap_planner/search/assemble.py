@@ -71,6 +71,7 @@ class _Assembly:
                 AxisDecision(name=axis.name, size=axis.size, levels=levels)
                 for axis, levels in zip(self._space.mesh.axes, self._space.axis_levels, strict=True)
             ),
+            order=self._space.mesh.order,
             operators=tuple(self._operator(index) for index in range(len(self._strategies))),
             parameters=parameters,
             redistributions=tuple(self._redistributions()),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tap_planner.cluster import MeshAxis
-from tap_planner.plan import AxisDecision, Decisions
+from tap_planner.cluster import Mesh
+from tap_planner.plan import Decisions
 from tap_planner.sharding import Placements
 
 Stored = tuple[Placements, int, tuple[int, ...]]
@@ -49,9 +49,11 @@ class OldPlan:
             name: region.recompute for region in decisions.regions for name in region.operators
         }
 
-    def has_mesh(self, axes: Sequence[AxisDecision | MeshAxis]) -> bool:
-        """Whether a mesh is the old one: axes of equal names and sizes."""
-        return [(axis.name, axis.size) for axis in axes] == [(axis.name, axis.size) for axis in self.decisions.axes]
+    def has_mesh(self, mesh: Mesh | Decisions) -> bool:
+        """Whether a mesh is the old one: axes of equal names and sizes, which lie alike."""
+        old = self.decisions
+        same = [(axis.name, axis.size) for axis in mesh.axes] == [(axis.name, axis.size) for axis in old.axes]
+        return same and mesh.order == old.order
 
     def counterparts(self, new: Decisions) -> int:
         """Decisions of a new plan that the old one has as well."""
@@ -62,7 +64,7 @@ class OldPlan:
 
     def changes(self, new: Decisions) -> Changes:
         """What differs in a new plan; on another mesh everything does."""
-        other = not self.has_mesh(new.axes)
+        other = not self.has_mesh(new)
         return Changes(
             microbatches=int(new.microbatches != self.decisions.microbatches),
             operators=sum(

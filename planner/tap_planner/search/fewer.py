@@ -97,7 +97,7 @@ def useful_meshes(cluster: Cluster, meshes: Sequence[Mesh]) -> tuple[Mesh, ...]:
         cluster: the whole.
         meshes: those of the whole, and on parts of it.
     """
-    whole = {mesh.shape: mesh for mesh in meshes if not mesh.devices}
+    whole = {mesh.shape: mesh for mesh in meshes if not mesh.devices and not mesh.order}
     models: dict[tuple[int, ...], CollectiveModel] = {}
 
     def is_followed(mesh: Mesh) -> bool:

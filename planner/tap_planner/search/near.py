@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from tap_planner.cluster import Cluster, Mesh
+from tap_planner.cluster import Cluster, Mesh, mesh_text
 from tap_planner.errors import UsageError
 from tap_planner.plan import Decisions, Nearness
 from tap_planner.search.assemble import assemble
@@ -117,7 +117,7 @@ class _Search:
     def _places(self) -> Iterator[_Place]:
         for request in self._requests:
             for mesh in request.meshes:
-                if self._old.has_mesh(mesh.axes):
+                if self._old.has_mesh(mesh):
                     alone = request_on(request, mesh, self._limit_bytes)
                     for count in self._microbatch_counts(alone):
                         yield _Place(request=alone, microbatches=count)
@@ -210,7 +210,7 @@ class _Search:
     def _under(self, place: _Place, model: Model, configuration: Configuration) -> _Found | None:
         costed = WidenedModel(model, configuration, self._old)
         best = self._result.decisions
-        same = self._old.has_mesh(best.axes) and best.microbatches == place.microbatches
+        same = self._old.has_mesh(best) and best.microbatches == place.microbatches
         returning = Returning(
             Distance(costed, self._old),
             limit_bytes=place.request.limit_bytes,
@@ -266,8 +266,9 @@ class _Search:
         return replace(result, near=near, notes=(*result.notes, *self._notes(result, near)))
 
     def _notes(self, result: SearchResult, near: Nearness) -> Iterator[str]:
-        if not self._old.has_mesh(result.decisions.axes):
-            old = ",".join(f"{axis.name}={axis.size}" for axis in self._old.decisions.axes)
+        if not self._old.has_mesh(result.decisions):
+            was = self._old.decisions
+            old = mesh_text([(axis.name, axis.size) for axis in was.axes], was.order)
             yield f"no plan on the old mesh {old} is within the regret: everything changes"
         yield near.shown
 

@@ -71,7 +71,8 @@ class Durations:
         axes = tuple(MeshAxis(name=axis.name, size=axis.size) for axis in decisions.axes)
         if devices:
             check_devices(decisions, cluster, devices)
-        mesh = Mesh(axes=axes, num_stages=cluster.num_devices if devices else decisions.num_stages)
+        stages = cluster.num_devices if devices else decisions.num_stages
+        mesh = Mesh(axes=axes, order=decisions.order, num_stages=stages)
         self._prices = prices_of(which, cluster, mesh, decisions.precision)
         self.compute = self._prices.compute
         """Costs of operators, and sizes of tensors."""

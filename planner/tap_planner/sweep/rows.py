@@ -8,6 +8,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
+from tap_planner.cluster import mesh_text
 from tap_planner.errors import InfeasibleError, LimitReachedError, TapError
 from tap_planner.plan import PlanDocument
 from tap_planner.sweep.combinations import Combination
@@ -113,14 +114,13 @@ class RankedRow:
 def outcome_of_plan(document: PlanDocument, seconds: float) -> Outcome:
     """The figures of a plan."""
     certificate, mesh, pipeline = document.certificate, document.mesh, document.pipeline
-    stages = [f"pp={pipeline.num_stages}"] if pipeline.num_stages > 1 else []
     return Outcome(
         status=Status.PLANNED,
         seconds=seconds,
         batch=document.model.batch,
-        mesh=",".join([*stages, *(f"{axis.name}={axis.size}" for axis in mesh.axes)]),
+        mesh=mesh_text([(axis.name, axis.size) for axis in mesh.axes], mesh.order, pipeline.num_stages),
         microbatches=pipeline.microbatches,
-        schedule=pipeline.schedule if stages else "",
+        schedule=pipeline.schedule if pipeline.num_stages > 1 else "",
         step_ns=document.predicted.step_ns,
         objective_ns=certificate.objective_ns,
         objective_bytes=certificate.objective_bytes,

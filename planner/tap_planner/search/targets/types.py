@@ -107,6 +107,11 @@ class Target:
         Raises:
             UsageError: an axis has another name, or the framework has no such mesh.
         """
+        if mesh.order:
+            raise UsageError(
+                f"--target {self.name} lays the axes of the mesh {mesh} on the devices as they are listed",
+                hint="Leave out the slash and what follows.",
+            )
         known = {name: role for role, names in _NAMES.items() for name in names if self._has(role)}
         for axis in mesh.axes:
             if axis.name not in known:
