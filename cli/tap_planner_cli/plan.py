@@ -153,7 +153,7 @@ _NOT_PLANNING = {
 @click.option(
     "--mesh",
     metavar="dp=2,tp=2",
-    help="Axes, outermost first (or as said after a slash: dp=2,tp=8/tp,dp), and pipeline stages as pp=4; "
+    help="Axes, outermost first, and pipeline stages as pp=4; dp=2,tp=8/tp,dp splits by tp first; "
     "default: the search chooses.",
 )
 @click.option(

@@ -109,10 +109,10 @@ def _simple_claim(document: PlanDocument) -> str:
 
 def _print_mesh(console: Console, document: PlanDocument) -> None:
     heading(console, f"Mesh of {len(document.mesh.ranks)} devices")
-    rows = [(axis.name, str(axis.size), ", ".join(axis.levels) or "-") for axis in document.mesh.axes]
+    rows = [(axis.name, str(axis.size), ", ".join(axis.levels) or "-") for axis in document.mesh.lying]
     console.print(table(("axis", "size", "levels of the topology"), rows, right=("size",)))
     if document.mesh.order:
-        console.print(f"on the devices {laid_text(document)}")
+        console.print(f"what is split over several axes is {split_text(document)}")
     console.print(
         f"microbatches {document.pipeline.microbatches}, ZeRO {zero_text(document)}, "
         f"recompute {recompute_text(document)}, "
@@ -124,16 +124,16 @@ def _print_mesh(console: Console, document: PlanDocument) -> None:
         console.print(f"idle: {idle_text(document)}", soft_wrap=True)
 
 
-def laid_text(document: PlanDocument) -> str:
-    """Which axis lies outermost, where that is not the first; else empty."""
+def split_text(document: PlanDocument) -> str:
+    """By which axis a dim is split first, where that is not the outermost; else empty."""
     mesh = document.mesh
-    return f"{mesh.axes[mesh.order[0]].name} lies outermost" if mesh.order else ""
+    return f"split by {', then '.join(document.axis_names)}" if mesh.order else ""
 
 
 def mesh_sizes(document: PlanDocument) -> list[tuple[str, int]]:
-    """Names and sizes of the axes; stages of a pipeline first, as ``pp``."""
+    """Names and sizes of the axes, outermost first; stages of a pipeline before them, as ``pp``."""
     stages = document.pipeline.num_stages
-    return [*([("pp", stages)] if stages > 1 else []), *((axis.name, axis.size) for axis in document.mesh.axes)]
+    return [*([("pp", stages)] if stages > 1 else []), *((axis.name, axis.size) for axis in document.mesh.lying)]
 
 
 def schedule_text(document: PlanDocument) -> str:

@@ -19,10 +19,10 @@ from tap_planner_cli.errors import printable
 from tap_planner_cli.show_placement import fullest_text, placement_text
 from tap_planner_cli.show_text import (
     idle_text,
-    laid_text,
     mesh_sizes,
     recompute_text,
     schedule_text,
+    split_text,
     states_text,
     zero_text,
 )
@@ -41,7 +41,7 @@ def print_summary(console: Console, document: PlanDocument, output: Path | None)
     """The plan in a few lines."""
     predicted, certificate = document.predicted, document.certificate
     mesh = " x ".join(f"{name}={size}" for name, size in mesh_sizes(document)) or "1 device"
-    mesh += f" ({laid_text(document)})" if document.mesh.order else ""
+    mesh += f" ({split_text(document)})" if document.mesh.order else ""
     training = document.options.mode == "train"
     staged = f", {schedule_text(document)}" if document.pipeline.num_stages > 1 else ""
     settings = f"{staged}, ZeRO {zero_text(document)}, {document.pipeline.microbatches} microbatches, "

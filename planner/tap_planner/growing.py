@@ -53,8 +53,8 @@ def enlarged(prepared: PreparedSearch, nodes: int) -> Grown | None:
         if rest:
             return None
         asked = parse_mesh(options.mesh, cluster, allow_idle=options.allow_idle)
-        first, *others = asked.axes
-        longer = (replace(first, size=first.size * times), *others)
+        outermost = asked.axes[asked.order[0] if asked.order else 0]
+        longer = tuple(replace(a, size=a.size * times) if a is outermost else a for a in asked.axes)
         options = replace(options, mesh=str(replace(asked, axes=longer, devices=())))
         mesh = ("--mesh", str(options.mesh))
     more = f"{cluster.num_devices // old * (nodes - old)} more devices"

@@ -24,6 +24,7 @@ from typing import Any
 from click import Context
 
 from tap_planner import api
+from tap_planner.cluster import mesh_text
 from tap_planner.plan import PlanRequest
 from tap_planner_cli.plan import command as tap_plan
 from tap_planner_cli.plan import make_options
@@ -100,13 +101,15 @@ def measure(data: Path, name: str, runs: int) -> dict[str, object]:
         plan = json.loads(output.read_text(encoding="utf-8"))
     certificate = plan["certificate"]
     alone = [search_s(model, planning) for _ in range(runs)] if planning.is_search_alone else []
+    axes = [(axis["name"], axis["size"]) for axis in plan["mesh"]["axes"]]
+    names = [name for name, _ in axes]
     return {
         "instance": name,
         "end_to_end_s": round(statistics.median(run.seconds for run in ended), 2),
         "search_s": round(statistics.median(alone), 2) if alone else "",
         "objective_ms": round(certificate["objective_ns"] / 1e6, 3),
         "gap": "0" if certificate["status"] == "optimal" else f"{_gap_percent(certificate):.2f} %",
-        "mesh": " ".join(f"{axis['name']}={axis['size']}" for axis in plan["mesh"]["axes"]),
+        "mesh": mesh_text(axes, [names.index(name) for name in plan["mesh"].get("device_order", ())]),
         "peak_mb": round(max(run.peak_bytes for run in ended) / 1e6),
         "runs": runs,
     }

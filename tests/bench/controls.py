@@ -28,6 +28,7 @@ from functools import cache
 from pathlib import Path
 
 from tap_planner.api import prepare_search
+from tap_planner.cluster import mesh_text
 from tap_planner.plan import Decisions, ParameterDecision, PlanDocument, PlanRequest, expand, read_plan
 from tap_planner.search import SearchRequest
 from tests.bench.instances import DATA, markdown, table, write_json
@@ -236,7 +237,7 @@ def alternatives(session: Session, request: Request, count: int) -> Iterator[Row
 
 
 def _mesh(plan: PlanDocument) -> str:
-    return ",".join(f"{axis.name}={axis.size}" for axis in plan.mesh.axes)
+    return mesh_text([(axis.name, axis.size) for axis in plan.mesh.axes], plan.mesh.order)
 
 
 def target(session: Session, request: Request, framework: str) -> Iterator[Row]:

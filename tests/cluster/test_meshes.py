@@ -144,10 +144,10 @@ def test_axis_levels(sizes: tuple[int, ...], levels: list[tuple[str, ...]]) -> N
 
 
 def test_axes_that_lie_otherwise() -> None:
-    """With tp outermost the two halves of tp lie on different nodes, and places say so rank by rank."""
+    """dp lies outside and splits last: ranks count through it first, and places say so rank by rank."""
     cluster = load_cluster("2x2:l4")
     mesh = parse_mesh("dp=2,tp=2/tp,dp", cluster)
-    assert mesh.order == (1, 0)
+    assert (mesh.names, mesh.order) == (("tp", "dp"), (1, 0))
     assert mesh_places(cluster, mesh) == ((0, 0), (1, 0), (0, 1), (1, 1))
     assert [axis_levels(mesh, cluster, axis) for axis in (0, 1)] == [("node",), ("network",)]
     assert parse_mesh("dp=2,tp=2/dp,tp", cluster) == parse_mesh("dp=2,tp=2", cluster)
@@ -162,12 +162,12 @@ def test_places_on_a_part() -> None:
 
 
 def test_unlike_nodes_are_refused() -> None:
-    """There axes lie as they are listed."""
+    """There axes split in the order in which they lie."""
     text = "node_groups:\n" + "".join(
         f"  - {{name: {name}, nodes: 1, devices_per_node: 2, device: {name}}}\n" for name in ("l4", "a100-sxm4-80gb")
     )
     cluster = parse_cluster(text + "inter_node: {bandwidth: 1 GB/s, nics_per_node: 1, latency: 10 us}\n", file="c.yaml")
-    with pytest.raises(UsageError, match="on unlike nodes axes lie as they are listed"):
+    with pytest.raises(UsageError, match="on unlike nodes axes split in the order in which they lie"):
         parse_mesh("dp=2,tp=2/tp,dp", cluster)
     assert laid_otherwise(cluster, enumerate_meshes(cluster)) == ()
 

@@ -32,8 +32,10 @@ def costs_on(mesh_shape: tuple[int, ...], laid: str = "") -> CollectiveModel:
 
     Args:
         mesh_shape: sizes of the axes a0, a1, ...
-        laid: the axes as they lie on the devices, as after the slash in ``--mesh``.
+        laid: the axes as they lie on the devices, outermost first; empty: as listed.
     """
     cluster = load_cluster(CLUSTER)
-    text = ",".join(f"a{i}={n}" for i, n in enumerate(mesh_shape)) + (f"/{laid}" if laid else "")
+    sizes = {f"a{i}": n for i, n in enumerate(mesh_shape)}
+    text = ",".join(f"{name}={sizes[name]}" for name in (laid.split(",") if laid else sizes))
+    text += f"/{','.join(sizes)}" if laid else ""
     return CollectiveModel(cluster, parse_mesh(text, cluster))

@@ -1,8 +1,8 @@
 """Meshes: the devices of a cluster, or some of them, as an N-D grid.
 
-Devices are numbered over (outermost level, ..., device). The axes of a mesh are laid on them outermost first, as listed
-or in an order of their own. Ranks are row-major over the axes as listed, whichever way these lie: what is split over
-several axes is split by the first of them first, so two orders of lying are not two names for the same.
+Devices are numbered over (outermost level, ..., device). A mesh lists its axes in the order in which they split what is
+split over several of them; ranks are row-major over that. On the devices they lie in the same order, outermost first,
+or in one of their own. ``dp=2,tp=8/tp,dp`` lists them as they lie, and after the slash as they split.
 """
 
 from __future__ import annotations
@@ -125,16 +125,17 @@ def rank_positions(sizes: Sequence[int], order: Sequence[int], num_stages: int =
 
 
 def mesh_text(axes: Sequence[tuple[str, int]], order: Sequence[int] = (), num_stages: int = 1) -> str:
-    """``dp=128,tp=8``, ``pp=4,dp=32,tp=8``, ``dp=2,tp=4/tp,dp`` where tp lies outermost: as ``--mesh`` takes it.
+    """``dp=128,tp=8``, ``pp=4,dp=32,tp=8``, ``dp=2,tp=4/tp,dp`` where tp splits before dp: as ``--mesh`` takes it.
 
     Args:
-        axes: names and sizes.
-        order: of the axes on the devices, outermost first; empty: as listed.
+        axes: names and sizes, in the order in which they split.
+        order: of the axes on the devices, outermost first; empty: the same.
         num_stages: pipeline stages.
     """
-    named = [*([(_STAGES, num_stages)] if num_stages > 1 else []), *axes]
-    laid = "/" + ",".join(axes[axis][0] for axis in order) if order else ""
-    return ",".join(f"{name}={size}" for name, size in named) + laid
+    lying = [axes[axis] for axis in order] if order else axes
+    named = [*([(_STAGES, num_stages)] if num_stages > 1 else []), *lying]
+    splitting = "/" + ",".join(name for name, _ in axes) if order else ""
+    return ",".join(f"{name}={size}" for name, size in named) + splitting
 
 
 def _divisors(number: int) -> list[int]:
@@ -191,7 +192,7 @@ def mesh_on(sizes: tuple[int, ...], devices: tuple[int, ...] = ()) -> Mesh:
 
 def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh:
     """Read ``dp=128,tp=8``, outermost axis first; ``pp=4`` among them stands for so many pipeline stages. After a slash
-    the order in which the axes lie on the devices, where it is another: ``dp=2,tp=8/tp,dp``.
+    the order in which axes split a dim that is split by several, where it is another: ``dp=2,tp=8/tp,dp``.
 
     Args:
         text: the axes.
@@ -202,7 +203,7 @@ def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh
     Raises:
         UsageError: for a wrong syntax, doubled names, or a product that is not the number of devices.
     """
-    sizes, slash, laid = text.partition("/")
+    sizes, slash, splitting = text.partition("/")
     axes: list[MeshAxis] = []
     for part in sizes.split(","):
         match = _AXIS.fullmatch(part.strip())
@@ -215,7 +216,7 @@ def parse_mesh(text: str, cluster: Cluster, *, allow_idle: bool = False) -> Mesh
         raise UsageError(f"--mesh {text!r}: the axis name {doubled[0]!r} occurs twice, expected unique names")
     mesh = _with_stages(mesh)
     if slash:
-        mesh = _laid(text, mesh, [name.strip() for name in laid.split(",")], cluster)
+        mesh = _split_by(text, mesh, [name.strip() for name in splitting.split(",")], cluster)
     if mesh.num_devices == cluster.num_devices:
         return mesh
     fewer = mesh.num_devices < cluster.num_devices
@@ -240,28 +241,28 @@ def _with_stages(mesh: Mesh) -> Mesh:
     return Mesh(axes=axes or mesh_on((1,)).axes, num_stages=stages)
 
 
-def _laid(text: str, mesh: Mesh, names: Sequence[str], cluster: Cluster) -> Mesh:
-    """The mesh with its axes in an order of their own on the devices."""
+def _split_by(text: str, mesh: Mesh, names: Sequence[str], cluster: Cluster) -> Mesh:
+    """The mesh, which lies as listed, with its axes in the order in which they split."""
     if sorted(names) != sorted(mesh.names):
         raise UsageError(
             f"--mesh {text!r}: {','.join(names)!r} after the slash, expected each of the axes "
             f"{', '.join(mesh.names)} once",
-            hint="As dp=2,tp=8/tp,dp: the outermost on the devices first.",
+            hint="As dp=2,tp=8/tp,dp: what splits a dim first is first.",
         )
     if cluster.node_groups:
         raise UsageError(
-            f"--mesh {text!r}: on unlike nodes axes lie as they are listed",
+            f"--mesh {text!r}: on unlike nodes axes split in the order in which they lie",
             hint="Leave out the slash and what follows.",
         )
-    order = tuple(mesh.axis_index(name) for name in names)
-    return mesh if order == tuple(range(len(order))) else replace(mesh, order=order)
+    axes = tuple(mesh.axes[mesh.axis_index(name)] for name in names)
+    return mesh if axes == mesh.axes else replace(mesh, axes=axes, order=tuple(map(axes.index, mesh.axes)))
 
 
 def laid_otherwise(cluster: Cluster, meshes: Iterable[Mesh]) -> tuple[Mesh, ...]:
-    """The meshes of two axes once more, with the second axis outermost on the devices.
+    """The meshes of two axes once more, splitting by the axis that lies inside first.
 
-    That is another plan wherever one tensor is split over both axes and an axis of them is exchanged: it need not be
-    the one that lies innermost. Only where it can make a difference and the prices hold: on equal nodes, more than one
+    That is another plan wherever one tensor is split over both axes and one of them is exchanged, which has to be the
+    one that splits last. Only where it can make a difference and the prices hold: on equal nodes, more than one
     of them, whose library lays its rings itself (a ring of gloo goes by rank).
 
     Args:
@@ -271,7 +272,7 @@ def laid_otherwise(cluster: Cluster, meshes: Iterable[Mesh]) -> tuple[Mesh, ...]
     if cluster.node_groups or not lays_rings(cluster) or sum(level.size > 1 for level in cluster.levels) < 2:
         return ()
     return tuple(
-        replace(mesh, order=(1, 0))
+        replace(mesh, axes=mesh.axes[::-1], order=(1, 0))
         for mesh in meshes
         if len(mesh.axes) == 2 and mesh.num_stages == 1 and not mesh.devices
     )

@@ -198,8 +198,8 @@ def _model(document: PlanDocument) -> dict[str, Scalar]:
 
 def _mesh(document: PlanDocument) -> dict[str, Scalar]:
     values: dict[str, Scalar] = {
-        "axes": " ".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes),
-        "order": " ".join(document.mesh.axes[axis].name for axis in document.mesh.order),
+        "axes": " ".join(f"{axis.name}={axis.size}" for axis in document.mesh.lying),
+        "split_order": " ".join(document.axis_names) if document.mesh.order else "",
         "microbatches": document.pipeline.microbatches,
         "schedule": document.pipeline.schedule,
         "optimizer_states": document.optimizer_states,

@@ -99,12 +99,18 @@ class MeshSection:
     """The devices as a grid."""
 
     axes: tuple[AxisDecision, ...]
+    """In the order in which they split what is split over several of them."""
     order: tuple[int, ...] = ()
-    """Axes as they lie on the devices, outermost first; empty: as listed."""
+    """Axes as they lie on the devices, outermost first; empty: in the same order."""
     ranks: tuple[tuple[int, ...], ...]
     """Where each rank (row-major over the axes) lies in the cluster: outermost level first, (node, device)."""
     idle_devices: tuple[IdlePlaces, ...] = ()
     """Devices of the cluster that the mesh leaves out."""
+
+    @property
+    def lying(self) -> tuple[AxisDecision, ...]:
+        """The axes as they lie on the devices, outermost first."""
+        return tuple(self.axes[axis] for axis in self.order) if self.order else self.axes
 
     @property
     def num_left_out(self) -> int:

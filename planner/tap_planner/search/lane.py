@@ -35,8 +35,8 @@ FAR_ABOVE = 32
 once."""
 NEAR_LEADER = 128
 """A ZeRO level waits for one whose bound is above its own by no more than this part."""
-WARM = 3
-"""Meshes of more axes whose tables are kept, which may take some hundred MB each."""
+WARM = 2
+"""Meshes whose tables a lane keeps, which may take some hundred MB each."""
 
 _Setting = tuple[int, int]
 """Index of the mesh, and of what regions may choose from."""
@@ -115,7 +115,7 @@ class Lane:
         self._is_late = [has_few and len(mesh.axes) > FEW_AXES for mesh in request.meshes]
         """By mesh, whether it comes after the others, with limited effort."""
         self._warm: list[int] = []
-        """Meshes of more axes whose tables are kept, the last one that was looked at last."""
+        """Meshes whose tables are kept, the last one that was looked at last."""
         self._effort = 0
         """Table entries of the models that stages were run for, of such meshes."""
         for mesh in meshes:
@@ -247,10 +247,8 @@ class Lane:
         return Known(None if self._best is None else self._best[1].ns, multiplier)
 
     def _keep_warm(self, candidate: _Candidate) -> None:
-        """Free the tables of a mesh of more axes that has not been looked at for long."""
+        """Free the tables of a mesh that has not been looked at for long."""
         mesh = candidate.setting[0]
-        if not self._is_late[mesh]:
-            return
         self._warm = [*(other for other in self._warm if other != mesh), mesh]
         if len(self._warm) <= WARM:
             return

@@ -109,7 +109,7 @@ class Target:
         """
         if mesh.order:
             raise UsageError(
-                f"--target {self.name} lays the axes of the mesh {mesh} on the devices as they are listed",
+                f"--target {self.name} splits by the axes of the mesh {mesh} in the order in which they lie",
                 hint="Leave out the slash and what follows.",
             )
         known = {name: role for role, names in _NAMES.items() for name in names if self._has(role)}
