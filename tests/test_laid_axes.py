@@ -1,4 +1,4 @@
-"""Plans whose axes split in another order than they lie: found, written, read, certified, compared, predicted and run."""
+"""Plans whose axes split in another order than they lie: found, written, read, certified, compared and run."""
 
 from __future__ import annotations
 
