@@ -74,6 +74,8 @@ __all__ = [
 ]
 
 _log = logging.getLogger("tap_planner")
+_MUCH_FASTER = 0.02
+"""A prediction that is shorter by this part is worth a note."""
 _ENOUGH_STEPS = 3
 """Of fewer no time is told: the first one is slower than the others."""
 
@@ -192,6 +194,7 @@ def _plan(prepared: PreparedSearch, old: PlanDocument | None) -> PlanDocument:
     for obstacle in result.obstacles:  # a mesh that was asked for deserves the reason why it is not used
         _log.log(logging.INFO if prepared.options.mesh is None else logging.WARNING, "%s", obstacle)
     _note_fewer(prepared, result)
+    _note_contenders(prepared, lowered)
     return document_of(prepared, lowered)
 
 
@@ -278,6 +281,24 @@ def _note_fewer(prepared: PreparedSearch, result: SearchResult) -> None:
             NOTE,
             f"{fewer.num_devices} of the {devices} devices are proven faster: {fewer.objective_ns / 1e6:.3f} ms a "
             f"step; all of them take at least {result.bound_ns / 1e6:.3f} ms; --allow-idle uses fewer",
+        )
+
+
+def _note_contenders(prepared: PreparedSearch, chosen: LoweredResult) -> None:
+    """Say so if a plan beyond the gap is predicted much faster: the objective knows no overlap."""
+    options = prepared.options
+    if options.objective != "time" or options.cost != "topology" or is_staged(prepared):
+        return
+    step_ns = chosen.prediction.step_ns
+    lowered = [lower_result(found, prepared.cluster, options.overlap) for found in chosen.result.contenders]
+    best = min(lowered, key=lambda other: other.prediction.step_ns, default=chosen)
+    ns, mesh = best.prediction.step_ns, best.result.mesh
+    if ns <= step_ns * (1 - _MUCH_FASTER):
+        more = best.result.objective_ns / chosen.result.objective_ns - 1
+        _log.log(
+            NOTE,
+            f"a plan on the mesh {mesh} is predicted {1 - ns / step_ns:.1%} faster, {ns / 1e6:.3f} ms a step, though "
+            f"its objective, which knows no overlap, is {more:.1%} larger; see --mesh {mesh}",
         )
 
 

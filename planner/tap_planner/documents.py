@@ -104,6 +104,7 @@ class LoweredResult:
             leaves=best.leaves,
             statistics=replace(best.statistics, strategies=self.result.statistics.strategies),
             smallest=best.smallest,
+            contenders=best.contenders,
         )
         return replace(self, result=result)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from typing import cast
 
@@ -28,6 +29,10 @@ from tap_planner.search.request import (
 
 MAX_RUNNERS_UP = 4
 """Other plans within the gap that the result holds."""
+MAX_CONTENDERS = 2
+"""Plans beyond it, on other meshes."""
+_CONTENDING = Fraction(1, 20)
+"""How much larger their objective may be."""
 
 _log = logging.getLogger("tap_planner")
 
@@ -90,20 +95,30 @@ class _Answer:
         """The best plan of a lane, with the bound of all and those that are as good."""
         ns = next(found.ns for found in self.reports[winner].found if found.key == best)
         bound_ns = min([ns, *(report.ended_ns for report in self.reports if report.ended_ns is not None)])
-        runners_up = tuple(self._chosen(lane, key, bound_ns) for lane, key in self._near(best, bound_ns))
-        return replace(self._chosen(winner, best, bound_ns), runners_up=runners_up)
+        others = self._others(best)
+        near = [pair for pair in others if pair[1].ns / (1 + self.request.gap) <= bound_ns][:MAX_RUNNERS_UP]
+        meshes = {best.mesh, *(found.key.mesh for _, found in near)}
+        beyond: dict[int, tuple[int, FoundPlan]] = {}  # by mesh
+        for pair in others:
+            if pair[1].ns <= ns * (1 + _CONTENDING) and pair[1].key.mesh not in meshes:
+                beyond.setdefault(pair[1].key.mesh, pair)
+        contenders = list(beyond.values())[:MAX_CONTENDERS]
 
-    def _near(self, best: PlanKey, bound_ns: int) -> list[tuple[int, PlanKey]]:
-        """The best plans of other meshes and microbatch counts, as far as they too are within the gap."""
+        def chosen(pairs: Sequence[tuple[int, FoundPlan]]) -> tuple[SearchResult, ...]:
+            return tuple(self._chosen(lane, found.key, bound_ns) for lane, found in pairs)
+
+        best_plan = self._chosen(winner, best, bound_ns)
+        return replace(best_plan, runners_up=chosen(near), contenders=chosen(contenders))
+
+    def _others(self, best: PlanKey) -> list[tuple[int, FoundPlan]]:
+        """The best plan of each other mesh and microbatch count, with the lane that found it; best first."""
         others: dict[tuple[int, int], tuple[int, FoundPlan]] = {}
         for lane, report in enumerate(self.reports):
             for found in report.found:
                 group = (found.key.mesh, found.key.microbatches)
                 if group != (best.mesh, best.microbatches) and (group not in others or found.ns < others[group][1].ns):
                     others[group] = (lane, found)
-        near = [pair for pair in others.values() if pair[1].ns / (1 + self.request.gap) <= bound_ns]
-        near.sort(key=lambda pair: (pair[1].ns, pair[1].key.mesh, pair[1].key.microbatches))
-        return [(lane, found.key) for lane, found in near[:MAX_RUNNERS_UP]]
+        return sorted(others.values(), key=lambda pair: (pair[1].ns, pair[1].key.mesh, pair[1].key.microbatches))
 
     def _chosen(self, lane: int, key: PlanKey, bound_ns: int) -> SearchResult:
         plan = cast("ChosenPlan", ask(self.workers[lane], "chosen", key))

@@ -123,6 +123,8 @@ class SearchResult:
     notes: tuple[str, ...]
     runners_up: tuple[SearchResult, ...] = ()
     """Plans on other meshes or with other microbatch counts whose objective is within the gap as well, best first."""
+    contenders: tuple[SearchResult, ...] = ()
+    """The best plans found on a few other meshes whose objective is beyond the gap, but not far."""
     smallest: Smallest | None = None
     """The proof that no plan needs less memory, where that was to be the least."""
     near: Nearness | None = None
