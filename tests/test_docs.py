@@ -38,6 +38,7 @@ _FOREIGN = {
     "--refit",
     "--attention",
     "--rows",
+    "--whole-steps",
     "--write",
     "--like",
     "--device",
