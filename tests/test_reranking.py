@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 
 from tap_planner import api
@@ -79,3 +80,16 @@ def test_where_overlap_is_no_matter_nothing_is_noted(caplog: pytest.LogCaptureFi
     options = PlanOptions(batch=64, loss="mean", dims={"seq": 512}, max_memory_bytes="none")
     for other in (replace(options, overlap="none"), replace(options, cost="volume")):
         assert noted(caplog, other)[1] == []
+
+
+def test_a_model_without_work_has_no_contenders(tmp_path: Path) -> None:
+    """A graph that only passes its input on takes no time on any mesh: there is nothing to compare."""
+    value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4]) for name in "xy"]
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", value[:1], value[1:]))
+    onnx.save(model, tmp_path / "model.onnx")
+    options = PlanOptions(batch=8, mode="infer")
+    request = PlanRequest(model=tmp_path / "model.onnx", cluster="2x4:l4", options=options)
+    document = api.make_plan(request)
+    assert document.predicted.step_ns == document.certificate.objective_ns == 0
+    assert search(api.prepare_search(request).request).contenders == ()

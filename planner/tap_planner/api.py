@@ -293,7 +293,7 @@ def _note_contenders(prepared: PreparedSearch, chosen: LoweredResult) -> None:
     lowered = [lower_result(found, prepared.cluster, options.overlap) for found in chosen.result.contenders]
     best = min(lowered, key=lambda other: other.prediction.step_ns, default=chosen)
     ns, mesh = best.prediction.step_ns, best.result.mesh
-    if ns <= step_ns * (1 - _MUCH_FASTER):
+    if ns < step_ns * (1 - _MUCH_FASTER):
         more = best.result.objective_ns / chosen.result.objective_ns - 1
         _log.log(
             NOTE,

@@ -100,7 +100,7 @@ class _Answer:
         meshes = {best.mesh, *(found.key.mesh for _, found in near)}
         beyond: dict[int, tuple[int, FoundPlan]] = {}  # by mesh
         for pair in others:
-            if pair[1].ns <= ns * (1 + _CONTENDING) and pair[1].key.mesh not in meshes:
+            if 0 < pair[1].ns <= ns * (1 + _CONTENDING) and pair[1].key.mesh not in meshes:
                 beyond.setdefault(pair[1].key.mesh, pair)
         contenders = list(beyond.values())[:MAX_CONTENDERS]
 
