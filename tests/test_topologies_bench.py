@@ -62,7 +62,7 @@ def test_the_smallest_device_sets_the_room(answers: dict[str, Answer]) -> None:
 
 
 def test_oversubscribed_racks_are_crossed_little(answers: dict[str, Answer]) -> None:
-    """Axes then end at racks (8 devices), and what crosses them falls to a tenth."""
+    """Axes end at racks (8 devices), and what crosses them falls to a tenth."""
     found = answers["racks"]
     assert [axis.size for axis in found.after.mesh.axes] == [2, 8]
     assert crossing(found.after, "dp") < crossing(found.before, "dp") / 10

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tap_planner import api
-from tap_planner.cluster import Cluster, load_cluster, part_of
+from tap_planner.cluster import Cluster, load_cluster, mesh_text, part_of
 from tap_planner.plan import PlanDocument, PlanOptions, expand
 from tap_planner.program import lower
 from tap_planner.simulate import price_program
@@ -110,7 +110,8 @@ def answer(case: Case) -> Answer:
             plans.append(api.make_plan(_request(case, path)))
         prepared = api.prepare_search(_request(case, path))
     before, after = plans
-    mesh = next(mesh for mesh in prepared.request.meshes if mesh.shape == tuple(axis.size for axis in before.mesh.axes))
+    lies = (tuple(axis.size for axis in before.mesh.axes), before.mesh.order)
+    mesh = next(mesh for mesh in prepared.request.meshes if (mesh.shape, mesh.order) == lies)
     used = part_of(clusters[1], mesh)
     price = price_program(lower(prepared.graphs(before.pipeline.microbatches), expand(before)), used)
     return Answer(
@@ -161,7 +162,7 @@ def main() -> None:
 
 
 def _shown(document: PlanDocument) -> str:
-    axes = ",".join(f"{axis.name}={axis.size}" for axis in document.mesh.axes)
+    axes = mesh_text([(axis.name, axis.size) for axis in document.mesh.axes], document.mesh.order)
     sent = ", ".join(f"{what} {size / 2**20:.0f} MiB" for what, size in communicated(document).most_common(4))
     return f"{axes}, {document.certificate.objective_ns / 1e6:.1f} ms; {sent}"
 
