@@ -376,7 +376,8 @@ def _plan(document: PlanDocument, prepared: PreparedSearch) -> Iterator[str]:
     same = (m for m in meshes if tuple((axis.name, axis.size) for axis in m.axes) == axes and m.order == order)
     mesh = next((m for m in same if mesh_places(prepared.cluster, m) == document.mesh.ranks), None)
     if mesh is None:
-        yield f"mesh: {document.mesh.ranks[:4]}... of the axes {mesh_text(axes, order)} is not in the space"
+        shown = mesh_text(document.mesh.axes, order)
+        yield f"mesh: {document.mesh.ranks[:4]}... of the axes {shown} is not in the space"
         return
     if prepared.graph.batch % decisions.microbatches:
         yield f"microbatches: {decisions.microbatches} do not divide the batch {prepared.graph.batch}"

@@ -24,7 +24,7 @@ from typing import Any
 from click import Context
 
 from tap_planner import api
-from tap_planner.cluster import mesh_text
+from tap_planner.cluster import MeshAxis, mesh_text
 from tap_planner.plan import PlanRequest
 from tap_planner_cli.plan import command as tap_plan
 from tap_planner_cli.plan import make_options
@@ -101,8 +101,8 @@ def measure(data: Path, name: str, runs: int) -> dict[str, object]:
         plan = json.loads(output.read_text(encoding="utf-8"))
     certificate = plan["certificate"]
     alone = [search_s(model, planning) for _ in range(runs)] if planning.is_search_alone else []
-    axes = [(axis["name"], axis["size"]) for axis in plan["mesh"]["axes"]]
-    names = [name for name, _ in axes]
+    axes = [MeshAxis(name=axis["name"], size=axis["size"]) for axis in plan["mesh"]["axes"]]
+    names = [axis.name for axis in axes]
     return {
         "instance": name,
         "end_to_end_s": round(statistics.median(run.seconds for run in ended), 2),

@@ -237,7 +237,7 @@ def alternatives(session: Session, request: Request, count: int) -> Iterator[Row
 
 
 def _mesh(plan: PlanDocument) -> str:
-    return mesh_text([(axis.name, axis.size) for axis in plan.mesh.axes], plan.mesh.order)
+    return mesh_text(plan.mesh.axes, plan.mesh.order)
 
 
 def target(session: Session, request: Request, framework: str) -> Iterator[Row]:

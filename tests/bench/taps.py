@@ -193,7 +193,7 @@ def _saving(before: float, after: float) -> float:
 
 
 def _label(document: PlanDocument) -> str:
-    return mesh_text([(axis.name, axis.size) for axis in document.mesh.axes], document.mesh.order)
+    return mesh_text(document.mesh.axes, document.mesh.order)
 
 
 def main() -> None:

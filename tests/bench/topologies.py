@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def _shown(document: PlanDocument) -> str:
-    axes = mesh_text([(axis.name, axis.size) for axis in document.mesh.axes], document.mesh.order)
+    axes = mesh_text(document.mesh.axes, document.mesh.order)
     sent = ", ".join(f"{what} {size / 2**20:.0f} MiB" for what, size in communicated(document).most_common(4))
     return f"{axes}, {document.certificate.objective_ns / 1e6:.1f} ms; {sent}"
 

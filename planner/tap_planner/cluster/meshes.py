@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class Mesh:
 
     def __str__(self) -> str:
         """See ``mesh_text``."""
-        return mesh_text([(axis.name, axis.size) for axis in self.axes], self.order, self.num_stages)
+        return mesh_text(self.axes, self.order, self.num_stages)
 
 
 def rank_positions(sizes: Sequence[int], order: Sequence[int], num_stages: int = 1) -> np.ndarray:
@@ -124,18 +125,26 @@ def rank_positions(sizes: Sequence[int], order: Sequence[int], num_stages: int =
     return laid.transpose(0, *(1 + order.index(axis) for axis in range(len(sizes)))).ravel()
 
 
-def mesh_text(axes: Sequence[tuple[str, int]], order: Sequence[int] = (), num_stages: int = 1) -> str:
+class _Axis(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+def mesh_text(axes: Sequence[_Axis], order: Sequence[int] = (), num_stages: int = 1) -> str:
     """``dp=128,tp=8``, ``pp=4,dp=32,tp=8``, ``dp=2,tp=4/tp,dp`` where tp splits before dp: as ``--mesh`` takes it.
 
     Args:
-        axes: names and sizes, in the order in which they split.
+        axes: in the order in which they split.
         order: of the axes on the devices, outermost first; empty: the same.
         num_stages: pipeline stages.
     """
     lying = [axes[axis] for axis in order] if order else axes
-    named = [*([(_STAGES, num_stages)] if num_stages > 1 else []), *lying]
-    splitting = "/" + ",".join(name for name, _ in axes) if order else ""
-    return ",".join(f"{name}={size}" for name, size in named) + splitting
+    stages = [f"{_STAGES}={num_stages}"] if num_stages > 1 else []
+    splitting = "/" + ",".join(axis.name for axis in axes) if order else ""
+    return ",".join([*stages, *(f"{axis.name}={axis.size}" for axis in lying)]) + splitting
 
 
 def _divisors(number: int) -> list[int]:

@@ -268,7 +268,7 @@ class _Search:
     def _notes(self, result: SearchResult, near: Nearness) -> Iterator[str]:
         if not self._old.has_mesh(result.decisions):
             was = self._old.decisions
-            old = mesh_text([(axis.name, axis.size) for axis in was.axes], was.order)
+            old = mesh_text(was.axes, was.order)
             yield f"no plan on the old mesh {old} is within the regret: everything changes"
         yield near.shown
 

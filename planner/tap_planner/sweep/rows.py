@@ -118,7 +118,7 @@ def outcome_of_plan(document: PlanDocument, seconds: float) -> Outcome:
         status=Status.PLANNED,
         seconds=seconds,
         batch=document.model.batch,
-        mesh=mesh_text([(axis.name, axis.size) for axis in mesh.axes], mesh.order, pipeline.num_stages),
+        mesh=mesh_text(mesh.axes, mesh.order, pipeline.num_stages),
         microbatches=pipeline.microbatches,
         schedule=pipeline.schedule if pipeline.num_stages > 1 else "",
         step_ns=document.predicted.step_ns,
